@@ -59,8 +59,8 @@ def read_manifest(checkpoint: str | Path) -> CheckpointManifest:
     """Read the manifest of a checkpoint.
 
     Raises:
-        UserError: there is no checkpoint at this path, it names a file outside of its folder, or another version of
-            the package wrote it: it is intact there, so that a run must not fall back and replace it.
+        UserError: there is no checkpoint at this path, it names a file outside of its folder, it cannot be read, or
+            another version of the package wrote it: it may be intact, so that a run must not fall back and replace it.
         RunError: its manifest is damaged.
     """
     path = Path(checkpoint) / MANIFEST
@@ -68,6 +68,8 @@ def read_manifest(checkpoint: str | Path) -> CheckpointManifest:
         found = CheckpointManifest.model_validate_json(path.read_bytes(), context={"place": path})
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(f"{checkpoint} is not a checkpoint: it has no {MANIFEST}") from error
+    except OSError as error:  # the checkpoint may be intact, so that a run must not replace it
+        raise UserError(f"cannot read {path}: {error.strerror}; repair it, or remove the checkpoint") from error
     except ValidationError as error:
         if what := _of_other_version(error):
             remedy = "install that version, or use another checkpoint"

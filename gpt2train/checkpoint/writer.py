@@ -21,6 +21,7 @@ from gpt2train.store.files import (
     atomic_file,
     fsync,
     make_folder,
+    make_way,
     missing_folder,
     no_space,
     probe_space,
@@ -204,6 +205,7 @@ def remove(checkpoint: Path) -> None:
 
 def write_durably(path: Path, text: str) -> None:
     """Replace a small file atomically; a draft that a kill leaves is overwritten by the next one."""
+    make_way(path, path.with_name(path.name + TEMPORARY))
     with atomic_file(path, path.with_name(path.name + TEMPORARY)) as draft:
         draft.write_text(text, encoding="utf-8")
 
@@ -227,6 +229,7 @@ def _point(folder: Path, newest: Path, best: list[Path]) -> None:
     if best:
         write_durably(folder / BEST, best[0].name + "\n")
     else:
+        make_way(folder / BEST)
         (folder / BEST).unlink(missing_ok=True)
         fsync(folder)
 

@@ -31,7 +31,7 @@ from gpt2train.monitoring.trackers import open_trackers
 from gpt2train.parallel.layout import Layout
 from gpt2train.parallel.mesh import DistContext, all_or_raise
 from gpt2train.store.counts import count_of
-from gpt2train.store.files import set_aside, write_atomic
+from gpt2train.store.files import make_way, set_aside, write_atomic
 from gpt2train.store.progress import format_duration
 from gpt2train.store.run_folder import RECORD
 from gpt2train.training.phases import PHASES, PhaseTimer, phase_columns
@@ -114,6 +114,7 @@ class RunLogger:
     def _open(self, state: TrainState, layout: Layout, corpora: Sequence[StoredCorpus], source: str) -> MetricsWriter:
         run, device = Path(self._config.output), self._ctx.device
         config, settings = run / CONFIG_FILE, to_toml(self._config).encode()
+        make_way(config, run / metrics.FILE, run / samples.FILE)
         is_own = state.step or (run / RECORD).exists() or not config.exists() or config.read_bytes() == settings
         if not is_own:
             log.warning("warning: %s is not that of a run; it is kept in %s", config, set_aside(config))

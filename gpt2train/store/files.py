@@ -4,6 +4,7 @@ import contextlib
 import errno
 import itertools
 import json
+import logging
 import os
 import re
 import secrets
@@ -17,6 +18,8 @@ from typing import Any, NamedTuple
 
 from gpt2train.errors import RunError, UserError
 from gpt2train.store.run_folder import FOLDER
+
+log = logging.getLogger("gpt2train")
 
 ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -234,6 +237,17 @@ def set_aside(path: Path) -> Path:
     """Rename a file or folder to the first free name of `NAME.old`, `NAME.old-2`, … and return that path."""
     names = (f"{path.name}.old{number and f'-{number}'}" for number in itertools.chain([""], itertools.count(2)))
     return path.replace(next(free for free in map(path.with_name, names) if not free.exists()))
+
+
+def make_way(*paths: Path) -> None:
+    """Set aside what stands in the way of a run's files and is none that can be read, such as a folder, and warn."""
+    for path in paths:
+        try:
+            path.open("rb").close()
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            log.warning("warning: cannot read %s: %s; it is kept in %s", path, error.strerror, set_aside(path))
 
 
 @contextlib.contextmanager

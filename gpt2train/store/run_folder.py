@@ -93,7 +93,7 @@ def selected_checkpoint(run: str | Path, select: str) -> Path:
         UserError: the run has no checkpoint.
     """
     newest = newest_checkpoint(run)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):  # missing, or damaged
         best = newest.parent / (newest.parent / BEST).read_text(encoding="utf-8").strip()
         if select == "best" and best in list_checkpoints(run):
             return best

@@ -83,6 +83,20 @@ def test_a_full_restore_is_bit_for_bit(tokens: Path, tmp_path: Path, alone: Dist
     assert curve(config.output) == curve(saved_run.output)[6:]
 
 
+def test_folders_in_the_place_of_a_runs_files_are_kept_and_end_nothing(
+    tokens: Path, tmp_path: Path, alone: DistContext, saved_run: RunConfig
+) -> None:
+    run = copy(saved_run, tmp_path / "run")
+    names = ("config.toml", "metrics.jsonl", "samples.jsonl", "run.json")
+    for name in names:
+        (run / name).unlink(missing_ok=True)
+        (run / name).mkdir()
+        (run / name / "mine").touch()
+    train(make(tokens, run, steps=12, checkpoints=SAVING), alone)
+    assert curve(str(run), "step") == [11, 12]
+    assert all((run / f"{name}.old" / "mine").exists() for name in names)
+
+
 def test_loss_scale_and_norm_history_are_restored(tokens: Path, tmp_path: Path, alone: DistContext) -> None:
     """In half precision, from a scale that overflows in the first steps; dropout is on, and the optimizer is Muon."""
     changes: dict[str, Any] = {

@@ -19,7 +19,7 @@ from gpt2train.checkpoint.manifest import FORMAT, CheckpointManifest, StoredFile
 from gpt2train.checkpoint.writer import clean_up, publish, write
 from gpt2train.errors import RunError, UserError
 from gpt2train.parallel.mesh import join
-from gpt2train.store.run_folder import checkpoint_name, list_checkpoints, newest_checkpoint
+from gpt2train.store.run_folder import checkpoint_name, list_checkpoints, newest_checkpoint, selected_checkpoint
 from gpt2train.training.train_state import TrainState
 from tests.gpt2train.checkpoint.file_limit import file_limit
 from tests.gpt2train.convert.malicious_pickle import CodeOnLoad, as_python_3_11_2
@@ -264,6 +264,32 @@ def test_leftovers_of_a_kill_are_repaired(tmp_path: Path, pointer: str) -> None:
     assert checkpoint_steps(tmp_path) == [2, 3]
     assert (pointer_step(tmp_path, "latest"), pointer_step(tmp_path, "best")) == (3, 3)
     assert sorted(path.name for path in folder.iterdir()) == ["best", "latest", "step-00000002", "step-00000003"]
+
+
+def test_a_folder_in_the_place_of_a_pointer_is_kept_and_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    retained_save(tmp_path, 1, 1.0)
+    folder = tmp_path / "checkpoints"
+    for name in ("latest", "best", "latest.tmp"):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).mkdir()
+        (folder / name / "mine").touch()
+    clean_up(tmp_path)
+    assert (pointer_step(tmp_path, "latest"), pointer_step(tmp_path, "best")) == (1, 1)
+    assert all((folder / f"{name}.old" / "mine").exists() for name in ("latest", "best", "latest.tmp"))
+    assert f"cannot read {folder / 'latest'}: Is a directory; it is kept in {folder / 'latest.old'}" in caplog.text
+    (folder / "best").write_bytes(b"\xff\0")
+    assert selected_checkpoint(tmp_path, "best") == newest_checkpoint(tmp_path)
+    (folder / "best").unlink()
+    (folder / "best").mkdir()
+    retained_save(tmp_path, 2, best=0, last=1)  # has no best one
+    assert pointer_step(tmp_path, "latest") == 2 and not (folder / "best").exists()
+    manifest = folder / "step-00000002/manifest.json"
+    manifest.unlink()
+    manifest.mkdir()
+    with pytest.raises(UserError, match=r"^cannot read .*manifest.json: Is a directory; repair it, or .*"):
+        read_manifest(manifest.parent)
 
 
 def test_copies_that_a_user_made_are_no_checkpoints_and_stay(tmp_path: Path) -> None:
