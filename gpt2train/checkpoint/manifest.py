@@ -15,7 +15,7 @@ from gpt2train.config import ModelSettings
 from gpt2train.errors import RunError, UserError
 from gpt2train.model.objectives import label_names
 from gpt2train.model.shape import Shape
-from gpt2train.settings import Record
+from gpt2train.settings import Record, explain
 from gpt2train.store.inner_path import InnerPath
 from gpt2train.store.run_folder import MANIFEST, checkpoint_step, is_checkpoint_name
 from gpt2train.training.train_state import TrainState
@@ -116,7 +116,8 @@ def stored_shape(manifest: CheckpointManifest, checkpoint: str | Path) -> Shape:
     try:
         return ModelSettings.model_validate(manifest.config["model"]).shape(manifest.config["vocab"])
     except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{Path(checkpoint) / MANIFEST} lacks the sizes of the model ({error})") from error
+        reason = explain(error, ModelSettings, "model") if isinstance(error, ValidationError) else error
+        raise RunError(f"{Path(checkpoint) / MANIFEST} lacks the sizes of the model ({reason})") from error
 
 
 def stored_labels(manifest: CheckpointManifest) -> tuple[str, ...]:

@@ -121,6 +121,14 @@ def test_a_manifest_of_another_step_than_its_folder_is_damage(tmp_path: Path) ->
     assert verify(other.rename(tmp_path / "mine")).position.step == 6
 
 
+def test_damaged_sizes_of_a_model_are_named_in_one_line(tmp_path: Path) -> None:
+    path = save(tmp_path, 6) / "manifest.json"
+    for config in ({"mayers": 2, "layers": "two"}, {"layers": -2}, 7):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"config": {"model": config, "vocab": 9}}))
+        with pytest.raises(RunError, match=r"^.*/manifest.json lacks the sizes of the model \(.*\)$"):
+            store.open_weights(path.parent)
+
+
 @pytest.mark.parametrize("has_metadata", [False, True])
 def test_a_checkpoint_that_a_training_removes_while_it_is_read_is_named(tmp_path: Path, has_metadata: bool) -> None:
     """Its files were there when they were hashed, which takes a minute for a large model."""
