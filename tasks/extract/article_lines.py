@@ -179,7 +179,8 @@ def is_date_text(text: str) -> bool:
 def _drop_related(blocks: Sequence[Block]) -> None:
     """Drop a heading of links to other pages and what follows it, if that has links, little text and no paragraph.
 
-    A heading that the page has several times, for example for each function of a manual, is of its text.
+    A heading that the page has several times, for example for each function of a manual, is of its text; so are the
+    last sentences without a link, after a line that is no heading.
     """
     headings = Counter(one.text for one in blocks if one.kind == "h")
     after, links, total, end = 0, 0, sum(one.running for one in blocks if not one.dropped), len(blocks)
@@ -195,7 +196,12 @@ def _drop_related(blocks: Sequence[Block]) -> None:
         if links and may_head and _is_related(_words(one)):
             end = number
         links += one.links
-    for one in blocks[end:]:
+    is_line = end < len(blocks) and blocks[end].kind == "p"  # below a heading are teasers
+    last = itertools.takewhile(
+        lambda one: is_line and one.kind == "p" and not one.links and one.text.endswith(SENTENCE_ENDS),
+        reversed(blocks[end:]),
+    )
+    for one in blocks[end : len(blocks) - len(list(last))]:
         one.dropped = one.dropped or RELATED_PAGES
 
 

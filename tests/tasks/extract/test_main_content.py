@@ -66,7 +66,9 @@ def test_boilerplate_is_dropped(inside: str) -> None:
 
 def test_links_to_other_pages_after_the_text_are_dropped() -> None:
     more = "<h3>Related articles</h3><p><a href='/b'>Another story of this site</a></p><p>Its first words.</p>"
-    assert text_of(f"<html><body><article>{PARAGRAPH * 3}{more}</article></body></html>").endswith("falls.")
+    page = f"<html><body><article>{PARAGRAPH * 3}{{}}</article></body></html>"
+    assert text_of(page.format(more)).endswith("falls.")
+    assert text_of(page.format(more.replace("h3>", "p>"))).endswith("falls.\nIts first words.")
 
 
 def test_tables_can_be_left_out() -> None:
