@@ -152,12 +152,13 @@ class PrefectRunner(Runner):
     def showing(self, stage: Stage) -> Iterator[None]:
         """Show the progress bar of a stage, whose batches become task runs of the flow in this thread."""
         step = stage.step
+        condition = RetryCondition(self.stopping)
         self._batch = task(
             name=f"{step} batch",
             cache_policy=NO_CACHE,
             retries=2,
             retry_delay_seconds=[1, 5],
-            retry_condition_fn=RetryCondition(self.stopping),
+            retry_condition_fn=lambda *given: condition(*given),  # Prefect takes any callable, but calls only functions
         )(run_redacted)
         self._progress = StageProgress(UNITS.get(step, "document"), stage.batches, all_rows=sum(stage.rows.values()))
         self._stage, self._batch_rows = stage, {name: (0, rows) for name, rows in stage.rows.items()}

@@ -21,7 +21,7 @@ from tasks.core.runner import Retries, Runner
 from tasks.core.step import Step
 from tests.flows.deployed_run import SECONDS
 from tests.flows.prefect_server import ROOT, PrefectServer, running_server
-from tests.flows.slow_batches import slow_batches
+from tests.flows.slow_batches import die_once, naps, slow_batches
 from tests.processes import wait_for
 
 
@@ -56,6 +56,18 @@ def test_only_transient_errors_of_a_step_are_retried(prefect_server: PrefectServ
         ends = steps(return_state=True).result()[1:]
     assert ends == ["no such file: tokens.bin; check the path", "rank 0: OutOfMemoryError"]
     assert tried == ["passes"] * 3 + ["mistaken", "hungry"]
+
+
+@pytest.mark.slow
+def test_a_batch_whose_process_was_killed_is_retried(prefect_server: PrefectServer, tmp_path: Path) -> None:
+    @flow(name="deadly")
+    def deadly() -> int:
+        with PrefectRunner(2) as runner:
+            return len(runner.run_step(naps, Folder(str(tmp_path)), 0.0, batch=die_once, count=3).outputs)
+
+    with temporary_settings({PREFECT_API_URL: prefect_server.address}):
+        assert deadly() == 3
+    assert (tmp_path / "died").exists()
 
 
 @pytest.mark.slow
