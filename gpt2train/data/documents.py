@@ -254,17 +254,19 @@ def dataset_cards(names: Collection[str], read_head: Callable[[str], bytes]) -> 
     """Find the cards of datasets among the files of a folder, which are about its rows and none of its documents.
 
     A `README.md` is one by the keys of its front matter; by those that other pages have too if rows are below it.
+
+    Raises:
+        OSError: a store does not answer `read_head`.
     """
-    rows = [name for name in names if _ROWS.search(name)]
+    found = [name for name in names if PurePosixPath(name).name == CARD]
+    folders = {outer for name in names if found and _ROWS.search(name) for outer in PurePosixPath(name).parents}
     cards = set()
-    for name in names:
-        folder, slash, base = name.rpartition("/")
-        if base != CARD:
-            continue
-        with contextlib.suppress(OSError):
-            found = _FRONT_MATTER.match(read_head(name))
-            keys = set(_KEY.findall(found[1])) if found else set()
-            if keys & CARD_KEYS or (keys & SHARED_KEYS and any(row.startswith(folder + slash) for row in rows)):
+    for name in found:
+        # One that cannot be read is a document, and so a fault; a store that fails may not decide what it is.
+        with contextlib.suppress(PermissionError, FileNotFoundError):
+            front = _FRONT_MATTER.match(read_head(name))
+            keys = set(_KEY.findall(front[1])) if front else set()
+            if keys & CARD_KEYS or (keys & SHARED_KEYS and PurePosixPath(name).parent in folders):
                 cards.add(name)
     if cards:
         more = f" and {len(cards) - 1} more" if len(cards) > 1 else ""

@@ -15,7 +15,7 @@ import sys
 import tarfile
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.data.documents import Rejected, documents, expand, read_rows
+from gpt2train.data.documents import Rejected, dataset_cards, documents, expand, read_rows
 from gpt2train.errors import TransientError, UserError
 from gpt2train.store.folder import Folder
 from tasks.core import input_files
@@ -346,6 +346,20 @@ def test_the_card_of_a_dataset_is_no_document(tmp_path: Path, kind: str, caplog:
     assert ("in/README.md: not read, as the card of a dataset" in caplog.text) is is_card
     named = [str(tmp_path / "in"), str(tmp_path / "in" / "README.md")]
     assert len(find_inputs(named, "--documents", ENDINGS)) == 3
+
+
+def test_a_store_that_fails_does_not_make_a_document_of_a_card() -> None:
+    """Else the list of inputs, and so what is done again, would depend on it."""
+
+    def fail(error: OSError) -> Callable[[str], bytes]:
+        def read(_: str) -> bytes:
+            raise error
+
+        return read
+
+    assert dataset_cards(["in/README.md", "in/a.jsonl"], fail(PermissionError())) == set()
+    with pytest.raises(TimeoutError):
+        dataset_cards(["in/README.md", "in/a.jsonl"], fail(TimeoutError()))
 
 
 @pytest.mark.parametrize("given", ["", "/*", "/out"])
