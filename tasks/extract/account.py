@@ -39,7 +39,7 @@ RULES = {
     "permalink": "a sign that links to the heading beside it",
     "post": "a line of a forum's template",
     "related": "after a heading of links to other pages",
-    "repeated": "the page says it elsewhere too: in the next block, a paragraph, or another caption",
+    "repeated": "the page says it elsewhere too: in the next block, a paragraph, another caption, or a passage before",
     "signature": "the signature of a post",
     "table": "tables are left out by extract.tables",
     "tag": "an element of navigation, control or media",

@@ -74,6 +74,9 @@ MIN_REPEATED = 20  # characters of a summary
 QUOTES = "\"“”„«»‹›'‘’ "  # around a pull quote
 BESIDE = re.compile(r"(?:Next|Prev(?:ious)?|Up): .{1,200}\bUp: |(?:Next|Up): .{1,200}\[Contents\]")
 MAX_ENDING, MAX_ENDINGS = 100, 3  # characters of a last heading without a text; number of them
+MIN_COPIED = 0.3  # of the running text, in a passage that was said before
+MIN_COPY, MAX_HEAD = 1000, 60  # letters of a passage that was said before; characters by which one is looked for
+BETWEEN_SENTENCES = re.compile(r"(?<=[.!?…。！？])\s+")
 MAX_PULL_QUOTES = 50  # asides that are looked up in the text, each in all of it
 SHORT_PAGE = 1500  # characters of running text of a page whose captions, or whose footer, may be the text
 MAX_FRAGMENT, MOST_OF_ARTICLE = 4000, 0.7  # characters of running text of a fragment, or share of an article in it
@@ -232,6 +235,8 @@ def decide(tree: HtmlElement, tables: bool, account: bool = False, rules: Mappin
             _drop_repeats(_live(walk.blocks[start:end]))
             _drop_header(walk, start, end)
     _drop([*walk.blocks[:start], *walk.blocks[end:]], OUTSIDE, lead)
+    if kind == ARTICLE:
+        _drop_copies(_live(walk.blocks))
     drop_edges(_live(walk.blocks), paragraphs=kind == ARTICLE)
     _drop_ending(_live(walk.blocks))
     return walk
@@ -472,12 +477,44 @@ def _readmit_parts(blocks: Sequence[Block]) -> None:
 
 
 def _drop_pull_quotes(walk: Walk) -> None:
-    """Drop the asides that say again what a paragraph says."""
-    whole = _text(walk) if walk.asides else ""
-    for held in walk.asides[:MAX_PULL_QUOTES]:
+    """Drop the asides that say again what a paragraph outside of them says."""
+    asides = walk.asides[:MAX_PULL_QUOTES]
+    inside = {number for held in asides for number in range(held.start, held.end)}
+    rest = [one.text for number, one in enumerate(walk.blocks) if asides and not one.dropped and number not in inside]
+    whole = "\n".join(rest)
+    for held in asides:
         said = [one.text.strip(QUOTES) for one in _live(walk.blocks[held.start : held.end])]
-        if all(whole.count(one) > said.count(one) for one in said):
+        if all(one in whole for one in said):
             _drop(walk.blocks[held.start : held.end], REPEATED)
+
+
+def _drop_copies(blocks: Sequence[Block]) -> None:
+    """Drop the passages whose sentences were all said before: the text for another screen, or a transcript of it.
+
+    What alternatives have in common, as packages and offers do, is in lists and tables.
+    """
+    heads = [one.text[:MAX_HEAD] for one in blocks if one.size >= MAX_HEAD and _is_prose_block(one)]
+    if len(set(heads)) == len(heads):
+        return
+    said = set[str]()
+    for is_copy, passage in itertools.groupby(blocks, lambda one: _is_said(one, said)):
+        copied = list(passage)
+        prose = " ".join(one.text for one in copied if is_copy and _is_prose_block(one))
+        size = sum(map(letters, set(BETWEEN_SENTENCES.split(prose))))
+        if size >= MIN_COPY or size >= max(MIN_TEXT, MIN_COPIED * _running(blocks)):
+            _drop(copied, REPEATED)
+
+
+def _is_prose_block(block: Block) -> bool:
+    return block.running > 0 and block.kind not in ("td", "pre") and block.text[:2] != "- "
+
+
+def _is_said(block: Block, said: set[str]) -> bool:
+    """Return True for a block whose sentences were said before, and note them."""
+    sentences = BETWEEN_SENTENCES.split(block.text)
+    is_said = said.issuperset(sentences)
+    said.update(sentences)
+    return is_said
 
 
 def _readmit(blocks: Sequence[Block], *choices: Sequence[str]) -> list[int]:
