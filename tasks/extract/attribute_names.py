@@ -122,7 +122,7 @@ FORUM_PARTS = (
 # Elements that hold the text of one post, in the templates of forums.
 POSTS = re.compile(
     r"^(?:post ?body|post ?message(?: \d+)?|post ?content restore|post ?content|post ?text|post ?msg|bb wrapper"
-    r"|message (?:body|content|text)|msg \d+|pid \d+|cooked|comment (?:copy|body|text)|commtext|comm text"
+    r"|message (?:body|content|text|user ?content)|msg \d+|pid \d+|cooked|comment (?:copy|body|text)|commtext|comm text"
     r"|bbp (?:reply|topic) content|ips comment content|ips type rich ?text|forum post content|reply content"
     r"|entry content)\b"
     r"|\b(?:s prose|js post body|post_?body)\b"

@@ -106,6 +106,7 @@ TEMPLATES = {
             "react-issue-comment",
             "cooked",
             "bbp-reply-content",
+            "ItemComment",  # Vanilla
         ]
     ),
 }
