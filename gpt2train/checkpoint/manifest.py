@@ -2,6 +2,7 @@
 
 __0_0.distcp, … .metadata         torch.distributed.checkpoint: one file per process
 manifest.json                     size and SHA-256 of each file; step, sample index, settings, tokenizer, data
+.manifest.sha256                  SHA-256 of the manifest; not in it, since earlier versions refuse a key that is new
 """
 
 import hashlib
@@ -17,7 +18,7 @@ from gpt2train.model.objectives import label_names
 from gpt2train.model.shape import Shape
 from gpt2train.settings import Record, explain
 from gpt2train.store.inner_path import InnerPath
-from gpt2train.store.run_folder import MANIFEST, checkpoint_step, is_checkpoint_name
+from gpt2train.store.run_folder import MANIFEST, MANIFEST_HASH, checkpoint_step, is_checkpoint_name
 from gpt2train.training.train_state import TrainState
 
 FORMAT: Final = 1
@@ -63,9 +64,13 @@ def read_manifest(checkpoint: str | Path) -> CheckpointManifest:
             another version of the package wrote it: it may be intact, so that a run must not fall back and replace it.
         RunError: its manifest is damaged.
     """
-    path = Path(checkpoint) / MANIFEST
+    path, hashed = Path(checkpoint) / MANIFEST, Path(checkpoint) / MANIFEST_HASH
     try:
-        found = CheckpointManifest.model_validate_json(path.read_bytes(), context={"place": path})
+        content = path.read_bytes()
+        # Earlier versions wrote no hash.
+        if hashed.exists() and hashed.read_bytes()[:64] != hashlib.sha256(content).hexdigest().encode():
+            raise RunError(f"{path} is damaged (its hash is not that in {MANIFEST_HASH}); use another checkpoint")
+        found = CheckpointManifest.model_validate_json(content, context={"place": path})
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(f"{checkpoint} is not a checkpoint: it has no {MANIFEST}") from error
     except OSError as error:  # the checkpoint may be intact, so that a run must not replace it

@@ -33,6 +33,7 @@ from gpt2train.store.run_folder import (
     FOLDER,
     LATEST,
     MANIFEST,
+    MANIFEST_HASH,
     TEMPORARY,
     checkpoint_name,
     list_checkpoints,
@@ -139,12 +140,18 @@ def publish(draft: Path, final: Path, manifest: CheckpointManifest, keep: int, k
     A kill between any two of these steps leaves a run that resumes from its newest complete checkpoint; `clean_up`
     repairs the rest.
     """
-    write_durably(draft / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
+    write_manifest(draft, manifest)
     if final.exists() or final.is_symlink():  # a run that fell back to an older checkpoint reaches this step again
         remove(final)
     draft.rename(final)
     fsync(final.parent)
     _prune(final, keep, keep_best)
+
+
+def write_manifest(checkpoint: Path, manifest: CheckpointManifest) -> None:
+    """Write the manifest of a checkpoint, and its hash, durably."""
+    write_durably(checkpoint / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
+    write_durably(checkpoint / MANIFEST_HASH, f"{sha256(checkpoint / MANIFEST)}  {MANIFEST}\n")
 
 
 def clean_up(run: str | Path) -> None:

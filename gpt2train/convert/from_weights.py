@@ -10,13 +10,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from gpt2train.checkpoint.manifest import FORMAT, CheckpointManifest, StoredFile, sha256
+from gpt2train.checkpoint.writer import write_manifest
 from gpt2train.config import ModelSettings
 from gpt2train.data.chat_template import copy_chat_template
 from gpt2train.data.tokenizer import copy_tokenizer, load_model_tokenizer, tokenizer_hash
 from gpt2train.model.families import sizes
 from gpt2train.model.lazy_weights import LazyTensor, LazyWeights, check_sizes
 from gpt2train.store.files import atomic_folder, check_new
-from gpt2train.store.run_folder import MANIFEST
 from gpt2train.training.train_state import START
 
 
@@ -72,4 +72,4 @@ def write_checkpoint(
         manifest = CheckpointManifest(
             format=FORMAT, position=START, config=config, tokenizer_hash=identity, torch=torch.__version__, files=files
         )
-        (draft / MANIFEST).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        write_manifest(draft, manifest)

@@ -1,7 +1,8 @@
 """Checkpoints in a run folder: names of folders and files, listing them without reading them, and the last step.
 
     RUN/checkpoints/step-00000100/        written as step-00000100.tmp, renamed when every byte is on disk
-        manifest.json                     written last
+        manifest.json                     written after the tensors
+        .manifest.sha256                  hash of manifest.json, as sha256sum writes it
     RUN/checkpoints/latest                name of the newest checkpoint
     RUN/checkpoints/best                  name of the checkpoint with the best validation, by default the lowest loss
 
@@ -18,7 +19,7 @@ from gpt2train.errors import UserError
 
 FOLDER = "checkpoints"
 FLOW_RUN = ".flow-run"  # file in the output folder of a flow: who writes there, or has written last
-MANIFEST = "manifest.json"
+MANIFEST, MANIFEST_HASH = "manifest.json", ".manifest.sha256"
 RECORD = "run.json"  # record of the run, see gpt2train.monitoring.run_record
 LATEST, BEST = "latest", "best"
 TEMPORARY = ".tmp"

@@ -130,7 +130,7 @@ class TrainState(Record):
 
     @model_validator(mode="after")
     def agree(self) -> Self:
-        """Refuse counts that contradict one another: a flipped digit of a checkpoint, which has no hash of its own."""
+        """Refuse counts that contradict one another: a flipped digit of a checkpoint whose manifest has no hash."""
         sums = sum(steps for steps, _ in self.batches), sum(steps * size for steps, size in self.batches)
         if self.step != self.updates + self.skipped or self.consecutive_skipped > self.skipped:
             raise ValueError("the updates and the skipped steps are not the steps")

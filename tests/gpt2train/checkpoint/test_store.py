@@ -98,11 +98,42 @@ def test_damage_is_found_and_named(tmp_path: Path, name: str, damage: str) -> No
             read(folder)
 
 
+def unhashed(checkpoint: Path) -> Path:
+    """Remove the hash of a manifest, as in checkpoints of earlier versions, and return the manifest."""
+    (checkpoint / ".manifest.sha256").unlink()
+    return checkpoint / "manifest.json"
+
+
+def test_no_flipped_bit_of_a_manifest_is_believed(tmp_path: Path) -> None:
+    """A quarter of them was: a learning rate, a validation loss, the identity of the data."""
+    folder = save(tmp_path, 6, valid_loss=2.5)
+    manifest, hashed = folder / "manifest.json", folder / ".manifest.sha256"
+    content, sound = manifest.read_bytes(), read_manifest(folder)
+    for place in range(8 * len(content)):
+        manifest.write_bytes(flipped(content, place))
+        with pytest.raises(RunError, match=r"^.*/manifest.json is damaged \(its hash .*\); use another checkpoint$"):
+            read_manifest(folder)
+    manifest.write_bytes(content)
+    found = hashed.read_bytes()
+    assert found == f"{sha256(manifest)}  manifest.json\n".encode()  # of `sha256sum --check`
+    for place in range(8 * 64):
+        hashed.write_bytes(flipped(found, place))
+        with pytest.raises(RunError, match=r"manifest.json is damaged"):
+            read_manifest(folder)
+    hashed.unlink()
+    assert read_manifest(folder) == sound
+
+
+def flipped(content: bytes, place: int) -> bytes:
+    byte = place // 8
+    return content[:byte] + bytes([content[byte] ^ 1 << place % 8]) + content[byte + 1 :]
+
+
 @pytest.mark.parametrize("key", ["step", "samples", "updates", "skipped", "consecutive_skipped", "batches"])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_flipped_digit_of_the_train_state_is_damage(tmp_path: Path, key: str, sign: int) -> None:
-    """The manifest has no hash of its own: a sample index of -7 ended in a traceback, another step in other samples."""
-    path = save(tmp_path, 6) / "manifest.json"
+    """Without a hash a sample index of -7 ended in a traceback, another step in other samples."""
+    path = unhashed(save(tmp_path, 6))
     manifest = json.loads(path.read_text())
     sound = {**manifest["position"], "batches": [[4, 8], [2, 8]]}
     path.write_text(json.dumps({**manifest, "position": sound}))
@@ -122,7 +153,7 @@ def test_a_manifest_of_another_step_than_its_folder_is_damage(tmp_path: Path) ->
 
 
 def test_damaged_sizes_of_a_model_are_named_in_one_line(tmp_path: Path) -> None:
-    path = save(tmp_path, 6) / "manifest.json"
+    path = unhashed(save(tmp_path, 6))
     for config in ({"mayers": 2, "layers": "two"}, {"layers": -2}, 7):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"config": {"model": config, "vocab": 9}}))
         with pytest.raises(RunError, match=r"^.*/manifest.json lacks the sizes of the model \(.*\)$"):
@@ -146,7 +177,7 @@ def test_no_checkpoint_and_a_missing_tensor_are_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a checkpoint"):
         load_weights(tmp_path)
     folder = save(tmp_path, 1)
-    manifest = folder / "manifest.json"
+    manifest = unhashed(folder)
     for damaged in ('{"format": 1}', manifest.read_text().replace('"position"', '"positioo"')):
         manifest.write_text(damaged)
         with pytest.raises(RunError, match=r"manifest.json is damaged; use another"):
@@ -172,7 +203,7 @@ def test_metadata_that_asks_for_foreign_code_is_refused(tmp_path: Path, is_call:
     file.write_bytes(pickle.dumps(CodeOnLoad(mark) if is_call else AttributeOnLoad()))
     manifest = read_manifest(folder)
     files = manifest.files | {".metadata": StoredFile(bytes=file.stat().st_size, sha256=sha256(file))}
-    (folder / "manifest.json").write_text(manifest.model_copy(update={"files": files}).model_dump_json())
+    unhashed(folder).write_text(manifest.model_copy(update={"files": files}).model_dump_json())
     with pytest.raises(RunError, match=r"\.metadata names"):
         load_weights(folder)
     assert not mark.exists()

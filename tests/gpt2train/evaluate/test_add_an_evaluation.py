@@ -70,6 +70,7 @@ def plain_answers(model: Path, tokenizer_folder: Path, items: Path) -> list[int]
 def test_command_of_two_models_and_curve(installed: Path, run: Path, tmp_path: Path) -> None:
     items, tokenizer = tmp_path / "items.jsonl", run.parents[1] / "tokenizer"
     third = shutil.copytree(run / "checkpoints/step-00000002", run / "checkpoints/step-00000003")
+    (third / ".manifest.sha256").unlink()
     manifest = json.loads((third / "manifest.json").read_text())
     manifest["position"] |= {"step": 3, "updates": 3}
     (third / "manifest.json").write_text(json.dumps(manifest))

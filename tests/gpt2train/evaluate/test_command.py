@@ -25,6 +25,7 @@ def run(trained_run: TrainedRun, tmp_path: Path) -> Path:
     checkpoints = tmp_path / "out/runs/small/checkpoints"
     first = checkpoints / "step-00000001"
     shutil.copytree(checkpoints / "step-00000002", first)
+    (first / ".manifest.sha256").unlink()
     manifest = json.loads((first / "manifest.json").read_text())
     manifest["position"] |= {"step": 1, "samples": 2, "updates": 1}
     (first / "manifest.json").write_text(json.dumps(manifest | {"valid_loss": 5.5}))
