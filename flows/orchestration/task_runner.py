@@ -23,6 +23,7 @@ from prefect.exceptions import PrefectException
 from prefect.runtime import flow_run
 from prefect.states import Completed
 from prefect.tasks import Task
+from prefect.transactions import CommitMode, transaction
 
 from flows.compat.prefect import brief_client
 from flows.orchestration.assets import AssetLineage
@@ -163,7 +164,8 @@ class PrefectRunner(Runner):
         self._progress = StageProgress(UNITS.get(step, "document"), stage.batches, all_rows=sum(stage.rows.values()))
         self._stage, self._batch_rows = stage, {name: (0, rows) for name, rows in stage.rows.items()}
         # The task run of the step has the slots of a limit by tags; a batch would wait for them until it ends.
-        with TagsContext(current_tags=set()):
+        # In its transaction, a batch that fails, also one that is retried, would end finished ones as `RolledBack`.
+        with TagsContext(current_tags=set()), transaction(commit_mode=CommitMode.EAGER):
             self._context = contextvars.copy_context()
         self._bar = ProgressBar(f"{step} {stage.name}" if stage.name != "part" else step, self._progress)
         self._started_at = time.monotonic()

@@ -59,15 +59,28 @@ def test_only_transient_errors_of_a_step_are_retried(prefect_server: PrefectServ
 
 
 @pytest.mark.slow
-def test_a_batch_whose_process_was_killed_is_retried(prefect_server: PrefectServer, tmp_path: Path) -> None:
+def test_a_killed_batch_is_retried_and_changes_no_state_of_others(
+    prefect_server: PrefectServer, tmp_path: Path
+) -> None:
+    """Prefect rolls back what is in a transaction with a task run that fails: finished batches became `RolledBack`."""
+
     @flow(name="deadly")
     def deadly() -> int:
         with PrefectRunner(2) as runner:
             return len(runner.run_step(naps, Folder(str(tmp_path)), 0.0, batch=die_once, count=3).outputs)
 
     with temporary_settings({PREFECT_API_URL: prefect_server.address}):
-        assert deadly() == 3
+        state = deadly(return_state=True)
+        assert state.result() == 3
     assert (tmp_path / "died").exists()
+    names = ["naps", "naps nap-00000", "naps nap-00001", "naps nap-00002"]
+    asked = {"flow_runs": {"id": {"any_": [str(state.state_details.flow_run_id)]}}}
+
+    def shown() -> dict[str, str]:  # the server gets them as events, in their order
+        return {run["name"]: run["state_name"] for run in prefect_server.ask("POST", "task_runs/filter", **asked)}
+
+    wait_for(lambda: shown().get("naps") == "Completed", SECONDS, "the state of the step")
+    assert shown() == dict.fromkeys(names, "Completed")
 
 
 @pytest.mark.slow
