@@ -72,6 +72,7 @@ ARROW_NAMES = (".arrow",)  # of the library datasets
 COLUMN_NAMES = (*PARQUET_NAMES, *ARROW_NAMES)
 TEXT_NAMES = (".txt", ".text", ".md", ".markdown")
 _ROWS = re.compile(rf"(?:{'|'.join((*JSON_NAMES, *COLUMN_NAMES))})(?:{'|'.join(PACKED)})?\Z", re.IGNORECASE)
+_RESULT = re.compile(r"(?:^|/)cache-[^/]*\.arrow\Z")
 WIKI = re.compile(r"wiki_[0-9]{2,}")  # files of wikiextractor, which have no ending
 WIKI_HEAD = b"<doc id="
 _WIKI_DOCUMENT = re.compile(rb'<doc id="([^"]*)".*? url="([^"]*)" title="(.*)">\r?')
@@ -193,7 +194,7 @@ def rejected(row: Row, reason: str, detail: str) -> Rejected:
 def expand(inputs: list[Path]) -> list[Path]:
     """List the files of the inputs: a folder has all of its files, by name, but for the metadata of scraped texts.
 
-    The card of a dataset in a folder is left out too.
+    The card of a dataset in a folder and results of `map` are left out too.
 
     Raises:
         UserError: an input does not exist, or a folder has no file, or a name without one.
@@ -203,13 +204,13 @@ def expand(inputs: list[Path]) -> list[Path]:
         if path.is_dir():
             below = sorted(map(Path, files_below(str(path))))
             files = [file for file in below if not is_hidden(file.relative_to(path))]
-            if not files:
-                raise UserError(f"{path} has no files; {REMEDY}")
             if odd := next((file for file in files if not file.is_file()), None):
                 raise UserError(f"{odd} is no file, or a link to one that is not there; remove it")
             names = {str(file) for file in files}
-            cards = dataset_cards(names, _read_head)
-            found += [file for file in files if scraped_text(str(file)) not in names and str(file) not in cards]
+            names -= left_out(names, _read_head)
+            if not names:
+                raise UserError(f"{path} has no files; {REMEDY}")
+            found += [file for file in files if str(file) in names and scraped_text(str(file)) not in names]
         elif path.is_file():
             found.append(path)
         elif path.exists():
@@ -242,18 +243,13 @@ def files_below(folder: str) -> Iterator[str]:
 def is_hidden(path: str | Path) -> bool:
     """Return True if a path below a given folder is no data by its name, or by that of a folder on the way."""
     inner = PurePosixPath(path)
-    is_result = inner.name.startswith("cache-") and inner.suffix in ARROW_NAMES  # of `map`, beside what it has read
-    return (
-        is_result
-        or inner.name in DATASET_FILES
-        or any(part.startswith(HIDDEN) and part != ".." for part in inner.parts)
-    )
+    return inner.name in DATASET_FILES or any(part.startswith(HIDDEN) and part != ".." for part in inner.parts)
 
 
-def dataset_cards(names: Collection[str], read_head: Callable[[str], bytes]) -> set[str]:
-    """Find the cards of datasets among the files of a folder, which are about its rows and none of its documents.
+def left_out(names: Collection[str], read_head: Callable[[str], bytes]) -> set[str]:
+    """Find the files of a folder that are none of its documents: cards of datasets, results of `map` beside its input.
 
-    A `README.md` is one by the keys of its front matter; by those that other pages have too if rows are below it.
+    A `README.md` is a card by the keys of its front matter; by those that other pages have too if rows are below it.
 
     Raises:
         OSError: a store does not answer `read_head`.
@@ -268,10 +264,12 @@ def dataset_cards(names: Collection[str], read_head: Callable[[str], bytes]) -> 
             keys = set(_KEY.findall(front[1])) if front else set()
             if keys & CARD_KEYS or (keys & SHARED_KEYS and PurePosixPath(name).parent in folders):
                 cards.add(name)
-    if cards:
-        more = f" and {len(cards) - 1} more" if len(cards) > 1 else ""
-        log.info("%s%s: not read, as the card of a dataset; name the file itself to read it", min(cards), more)
-    return cards
+    results = {name for name in names if _RESULT.search(name)}
+    for left, kind in ((cards, "the card of a dataset"), (results, "a result of map that datasets keeps")):
+        if left:
+            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+            log.info("%s%s: not read, as %s; name the file itself to read it", min(left), more, kind)
+    return cards | results
 
 
 def _read_head(path: str) -> bytes:

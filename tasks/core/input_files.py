@@ -23,7 +23,7 @@ from typing import IO, Any, Literal
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from gpt2train.data.documents import CARD_HEAD, WIKI, dataset_cards, files_below, is_hidden
+from gpt2train.data.documents import CARD_HEAD, WIKI, files_below, is_hidden, left_out
 from gpt2train.data.packed_file import PACKED, FaultLast, FrameError, unpack
 from gpt2train.errors import (
     LFS_POINTER,
@@ -299,12 +299,12 @@ def _below(fs: fsspec.AbstractFileSystem, folder: str, suffixes: Sequence[str]) 
     is_local = isinstance(fs, LocalFileSystem)
     every = files_below(folder) if is_local else fs.find(folder)
     shown = {name: inner for name in every if not is_hidden(inner := name.removeprefix(start))}
-    if ".md" in suffixes:
-        readable = [name for name in shown if not is_local or Path(name).is_file()]
-        for card in dataset_cards(readable, lambda name: fs.cat_file(name, end=CARD_HEAD)):
-            del shown[card]
     _log_others(folder, [inner for name, inner in shown.items() if kind_of(name) not in suffixes])
-    return {name: inner for name, inner in shown.items() if kind_of(name) in suffixes}
+    found = {name: inner for name, inner in shown.items() if kind_of(name) in suffixes}
+    readable = [name for name in found if not is_local or Path(name).is_file()]
+    for name in left_out(readable, lambda name: fs.cat_file(name, end=CARD_HEAD)):
+        del found[name]
+    return found
 
 
 def _log_others(folder: str, names: Sequence[str]) -> None:

@@ -29,7 +29,7 @@ from huggingface_hub import constants
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2train.data.documents import Rejected, dataset_cards, documents, expand, read_rows
+from gpt2train.data.documents import Rejected, documents, expand, left_out, read_rows
 from gpt2train.errors import TransientError, UserError
 from gpt2train.store.folder import Folder
 from tasks.core import input_files
@@ -196,15 +196,19 @@ def test_a_damaged_row_group_of_parquet_is_lost_alone(tmp_path: Path, fault: str
     assert [(one.line, one.reason) for one in found if isinstance(one, Rejected)] == [(251, "broken_file")]
 
 
-def test_a_saved_dataset_is_read(tmp_path: Path) -> None:
+def test_a_saved_dataset_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As `datasets` saves it, with the results of `map` beside it; a text that is no UTF-8 is lost alone."""
     datasets = pytest.importorskip("datasets")
     rows = [{"meta": {"url": f"http://a.example/{n}"}, "text": f"document {n}", "n": n} for n in range(2500)]
     datasets.DatasetDict({"train": datasets.Dataset.from_list(rows)}).save_to_disk(tmp_path / "in")
     saved = datasets.load_from_disk(tmp_path / "in")["train"]
     saved.map(lambda row: {"text": row["text"].upper()})
-    assert list((tmp_path / "in" / "train").glob("cache-*.arrow"))
+    (result,) = (tmp_path / "in" / "train").glob("cache-*.arrow")
+    caplog.set_level("INFO")
     manifest = read(tmp_path / "out", tmp_path / "in")
+    assert f"{result}: not read, as a result of map that datasets keeps; name the file itself" in caplog.text
+    assert result not in expand([tmp_path / "in"])
+    assert [file.name for file in find_documents([str(result)], "text", 2**20).texts] == [result.name]
     found = rows_of(Folder(tmp_path / "out"), manifest)
     wanted = [(f"document {n}", f"http://a.example/{n}") for n in range(2500)]
     assert [(row["text"], row["url"]) for row in found] == wanted
@@ -357,9 +361,9 @@ def test_a_store_that_fails_does_not_make_a_document_of_a_card() -> None:
 
         return read
 
-    assert dataset_cards(["in/README.md", "in/a.jsonl"], fail(PermissionError())) == set()
+    assert left_out(["in/README.md", "in/a.jsonl"], fail(PermissionError())) == set()
     with pytest.raises(TimeoutError):
-        dataset_cards(["in/README.md", "in/a.jsonl"], fail(TimeoutError()))
+        left_out(["in/README.md", "in/a.jsonl"], fail(TimeoutError()))
 
 
 @pytest.mark.parametrize("given", ["", "/*", "/out"])
