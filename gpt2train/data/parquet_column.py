@@ -1,6 +1,7 @@
 """Texts of a Parquet or Arrow file's column, row by row, in bounded memory also if it repeats large values."""
 
 import contextlib
+import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import IO, Any, NamedTuple
@@ -13,6 +14,7 @@ from gpt2train.errors import DamagedFileError, UserError, is_io_failure
 from gpt2train.store.memory_limit import memory_limit
 
 ROWS = 128  # Parquet rows at a time
+ARROW_ROWS = 1024  # rows of a record batch at a time: those that `datasets` writes have 1,000
 PARQUET_MB = 512  # additional address space for reading a Parquet file, beside `max_bytes`: whole pages are unpacked
 TEXT_TYPES = (
     *(pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
@@ -100,38 +102,66 @@ def read_arrow_cells(
     others: Sequence[str],
     max_bytes: int,
 ) -> Iterator[Cell]:
-    """Yield the rows of an Arrow file or stream, as `datasets` saves one to the disk; see `read_cells`."""
+    """Yield the rows of an Arrow file or stream, as `datasets` saves one to the disk; see `read_cells`.
+
+    A record batch may be all of a file. From one that takes too much memory on, a local file is read again as a memory
+    map, of which only compressed batches are copied.
+    """
     number = 0
     try:
-        with open_file() as raw:
-            is_file = raw.read(len(ARROW_MAGIC)) == ARROW_MAGIC
-            raw.seek(0)
-            open_arrow = pa.ipc.open_file if is_file else pa.ipc.open_stream
-            schema = open_arrow(raw).schema
-            check_column(place, schema, key, "--json-key")
-            columns = _columns_of(schema, key, others)
-            fields = {schema.get_field_index(name) for name in columns}
-            fields |= {schema.get_field_index(name.partition(".")[0]) for name in columns}
-            raw.seek(0)
-            options = pa.ipc.IpcReadOptions(included_fields=sorted(fields - {-1}), use_threads=False)
-            reader: Any = open_arrow(raw, options=options)
-            batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else iter(reader)
-            while True:
-                with memory_limit(PARQUET_MB + 4 * max_bytes // 2**20):
-                    batch = next(batches, None)
-                if batch is None:
+        for mapped in (False, True):
+            try:
+                with open_file() as raw:
+                    for cell in _arrow_cells(place, _map(raw) if mapped else raw, key, others, max_bytes):
+                        if cell.number > number:
+                            number = cell.number
+                            yield cell
                     return
-                batch.validate()
-                for cell in _batch_cells(batch, number, columns, checked=True):
-                    number = cell.number
-                    yield cell
-    except MemoryError:
+            except MemoryError:
+                continue
         yield Cell(number + 1, None, {}, f"the rows from here take more than {PARQUET_MB:,} MB to unpack", fits=False)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if is_io_failure(error):
             raise UserError(f"cannot read {place}: {_first_line(error)}; check the path") from error
         fault = f"not a valid Arrow file after row {number:,} ({_first_line(error)})"
         raise DamagedFileError(f"{place} is {fault}; write it again or rename it", fault) from error
+
+
+def _map(raw: IO[bytes]) -> Any:
+    """Map a file into memory; one that is not local stays as it is."""
+    with contextlib.suppress(OSError, AttributeError):
+        return pa.BufferReader(pa.py_buffer(mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ)))
+    return raw
+
+
+def _arrow_cells(place: str, raw: Any, key: str, others: Sequence[str], max_bytes: int) -> Iterator[Cell]:
+    """Yield the rows of an open Arrow file or stream.
+
+    Raises:
+        MemoryError: a record batch takes more than `PARQUET_MB`.
+    """
+    is_file = raw.read(len(ARROW_MAGIC)) == ARROW_MAGIC
+    raw.seek(0)
+    open_arrow = pa.ipc.open_file if is_file else pa.ipc.open_stream
+    schema = open_arrow(raw).schema
+    check_column(place, schema, key, "--json-key")
+    columns = _columns_of(schema, key, others)
+    fields = {schema.get_field_index(name) for name in columns}
+    fields |= {schema.get_field_index(name.partition(".")[0]) for name in columns}
+    raw.seek(0)
+    options = pa.ipc.IpcReadOptions(included_fields=sorted(fields - {-1}), use_threads=False)
+    reader: Any = open_arrow(raw, options=options)
+    batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else iter(reader)
+    number = 0
+    while True:
+        with memory_limit(PARQUET_MB + 4 * max_bytes // 2**20):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        batch.validate()
+        for first in range(0, batch.num_rows, ARROW_ROWS):
+            yield from _batch_cells(batch.slice(first, ARROW_ROWS), number + first, columns, checked=True)
+        number += batch.num_rows
 
 
 def _first_line(error: Exception) -> str:

@@ -487,3 +487,17 @@ def test_a_large_page_of_a_parquet_file_takes_little_memory(tmp_path: Path) -> N
         offsets = pa.py_buffer(np.array([0, page.size], dtype=np.int32))
         writer.write_table(pa.table({"text": pa.StringArray.from_buffers(1, offsets, page)}))
     check_memory(bomb, f"{ROWS} {{'too_large': 1}}", 600)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("packing", "expected"), [(None, "1005 {}"), ("zstd", "5 {'too_large': 1}")])
+def test_a_large_batch_of_an_arrow_file_is_read_in_its_place(
+    tmp_path: Path, packing: str | None, expected: str
+) -> None:
+    """A batch may be all of a file, and takes the memory of its map; a packed one of this size is a rejected row."""
+    rows = pa.table({"text": [f"{number} " + "word " * 140_000 for number in range(1005)]})
+    options = pa.ipc.IpcWriteOptions(compression=packing)
+    with pa.ipc.new_stream(str(tmp_path / "large.arrow"), rows.schema, options=options) as writer:
+        writer.write_table(rows.slice(0, 5))
+        writer.write_table(rows.slice(5))
+    check_memory(tmp_path / "large.arrow", expected, 1200)
