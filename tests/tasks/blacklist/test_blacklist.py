@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt2train.errors import UserError
+from gpt2train.errors import RunError, UserError
 from gpt2train.store.manifest import Folder, Manifest
 from tasks.blacklist.blocklists import Blocklists, check_blocklists, domains_of, pack, read_blocklists
 from tasks.blacklist.duplicate_urls import KeyWriter, cells_of, duplicate_positions
@@ -139,6 +139,16 @@ def test_a_trial_reads_the_first_rows_of_each_list(tmp_path: Path) -> None:
     assert urls_of(Folder(tmp_path / "trial"), trial) == begins
     whole = run(Folder(tmp_path / "whole"), names)
     assert whole.outcome.kept == 10 and "head" not in whole.parameters  # the fingerprint is that of earlier releases
+
+
+def test_a_list_that_changes_during_a_run_ends_it(tmp_path: Path) -> None:
+    """Else its new rows would stand under the hash of the old ones."""
+    root, place = Folder(tmp_path / "out"), write(tmp_path / "a.txt", ["http://a.example/1"])
+    lists = find_url_lists([place])
+    write(tmp_path / "a.txt", ["http://a.example/2", "http://a.example/3"])
+    with pytest.raises(RunError, match=r"a\.txt has changed since the run began; run the command again"):
+        blacklist(root, lists, BlacklistSettings(), Inline(1))
+    assert len(urls_of(root, run(root, [place]))) == 2
 
 
 def test_rejected_rows_have_reason_and_source_line(tmp_path: Path) -> None:
