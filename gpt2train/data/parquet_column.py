@@ -101,6 +101,7 @@ def read_arrow_cells(
     key: str,
     others: Sequence[str],
     max_bytes: int,
+    setting: str = "--json-key",
 ) -> Iterator[Cell]:
     """Yield the rows of an Arrow file or stream, as `datasets` saves one to the disk; see `read_cells`.
 
@@ -112,7 +113,9 @@ def read_arrow_cells(
         for mapped in (False, True):
             try:
                 with open_file() as raw:
-                    for cell in _arrow_cells(place, _map(raw) if mapped else raw, key, others, max_bytes):
+                    source = _map(raw) if mapped else raw
+                    check_column(place, arrow_schema(source), key, setting)
+                    for cell in _arrow_cells(source, key, others, max_bytes):
                         if cell.number > number:
                             number = cell.number
                             yield cell
@@ -134,24 +137,35 @@ def _map(raw: IO[bytes]) -> Any:
     return raw
 
 
-def _arrow_cells(place: str, raw: Any, key: str, others: Sequence[str], max_bytes: int) -> Iterator[Cell]:
+def arrow_schema(raw: Any) -> pa.Schema:
+    """Read the schema of an Arrow file or stream."""
+    return _open_arrow(raw).schema
+
+
+def arrow_batches(raw: Any, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield the record batches of an Arrow file or stream, whose offsets are not checked, with some of its columns."""
+    fields = sorted({arrow_schema(raw).get_field_index(name) for name in columns} - {-1})
+    reader = _open_arrow(raw, options=pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False))
+    if isinstance(reader, pa.RecordBatchFileReader):
+        return map(reader.get_batch, range(reader.num_record_batches))
+    return iter(reader)
+
+
+def _open_arrow(raw: Any, **options: Any) -> Any:
+    raw.seek(0)
+    is_file = raw.read(len(ARROW_MAGIC)) == ARROW_MAGIC
+    raw.seek(0)
+    return (pa.ipc.open_file if is_file else pa.ipc.open_stream)(raw, **options)
+
+
+def _arrow_cells(raw: Any, key: str, others: Sequence[str], max_bytes: int) -> Iterator[Cell]:
     """Yield the rows of an open Arrow file or stream.
 
     Raises:
         MemoryError: a record batch takes more than `PARQUET_MB`.
     """
-    is_file = raw.read(len(ARROW_MAGIC)) == ARROW_MAGIC
-    raw.seek(0)
-    open_arrow = pa.ipc.open_file if is_file else pa.ipc.open_stream
-    schema = open_arrow(raw).schema
-    check_column(place, schema, key, "--json-key")
-    columns = _columns_of(schema, key, others)
-    fields = {schema.get_field_index(name) for name in columns}
-    fields |= {schema.get_field_index(name.partition(".")[0]) for name in columns}
-    raw.seek(0)
-    options = pa.ipc.IpcReadOptions(included_fields=sorted(fields - {-1}), use_threads=False)
-    reader: Any = open_arrow(raw, options=options)
-    batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else iter(reader)
+    columns = _columns_of(arrow_schema(raw), key, others)
+    batches = arrow_batches(raw, [*columns, *(name.partition(".")[0] for name in columns)])
     number = 0
     while True:
         with memory_limit(PARQUET_MB + 4 * max_bytes // 2**20):

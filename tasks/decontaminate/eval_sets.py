@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpt2train.data.documents import JSON_NAMES, PARQUET_NAMES, TEXT_NAMES, find_value, read_lines
-from gpt2train.data.parquet_column import read_cells
+from gpt2train.data.documents import ARROW_NAMES, COLUMN_NAMES, JSON_NAMES, TEXT_NAMES, find_value, read_lines
+from gpt2train.data.parquet_column import read_arrow_cells, read_cells
 from gpt2train.errors import UserError, not_utf8
 from tasks.core.input_files import InputFile, base_name, find_inputs, kind_of, open_input, open_raw
 
@@ -39,7 +39,7 @@ def find_sets(named: Sequence[tuple[str, str]], against: Sequence[str], key: str
         UserError: a file does not exist.
     """
     sets = [EvaluationSet(name, find_inputs([path], FLAG, (*JSON_NAMES, *TEXT))[0]) for name, path in named]
-    for file in find_inputs(against, FLAG, (*JSON_NAMES, *PARQUET_NAMES, *TEXT)) if against else ():
+    for file in find_inputs(against, FLAG, (*JSON_NAMES, *COLUMN_NAMES, *TEXT)) if against else ():
         plain = base_name(file.name).partition(".")[0] or base_name(file.name)
         taken = {item.name for item in sets}
         name = next(n for n in (plain, *(f"{plain}-{count}" for count in range(2, len(taken) + 3))) if n not in taken)
@@ -64,7 +64,7 @@ def passages(item: EvaluationSet) -> Iterator[dict[str, Any]]:
         UserError: the set has no passage, or a row does not have the format of the file's extension.
     """
     kind, count = kind_of(item.file.location), 0
-    read = _parquet if kind in PARQUET_NAMES else _json if kind in JSON_NAMES else _text
+    read = _cells if kind in COLUMN_NAMES else _json if kind in JSON_NAMES else _text
     for number, text in read(item):
         if text.strip():
             count += 1
@@ -89,9 +89,10 @@ def _json(item: EvaluationSet) -> Iterator[tuple[int, str]]:
         yield number, (text or "").encode(errors="replace").decode()  # half of a surrogate pair is no text
 
 
-def _parquet(item: EvaluationSet) -> Iterator[tuple[int, str]]:
+def _cells(item: EvaluationSet) -> Iterator[tuple[int, str]]:
     path = item.file.location
-    for cell in read_cells(path, lambda: open_raw(path), item.key, (), MAX_LINE_BYTES, "decontaminate.key"):
+    read = read_arrow_cells if kind_of(path) in ARROW_NAMES else read_cells
+    for cell in read(path, lambda: open_raw(path), item.key, (), MAX_LINE_BYTES, "decontaminate.key"):
         if cell.fault:
             raise UserError(f"{path}, row {cell.number:,}: {cell.fault}; give another file")
         yield cell.number, str(cell.text or b"", "utf-8", "replace")

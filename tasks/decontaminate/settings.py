@@ -25,7 +25,7 @@ class DecontaminateSettings(Settings):
     n-grams: otherwise an evaluation passage that is copied often enough would remain in the training text."""
     against: tuple[str, ...] = ()
     """Further evaluation sets (WikiText, a benchmark of your own): files, globs, folders or fsspec URLs of .jsonl,
-    .parquet and plain text, compressed (.gz .bz2 .xz .zst) or not."""
+    .parquet, .arrow and plain text, compressed (.gz .bz2 .xz .zst) or not."""
     key: str = "text"
     """Column, or key of each JSON line, of the passage in the files of `against`."""
 

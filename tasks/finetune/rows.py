@@ -1,5 +1,6 @@
-"""Rows of a task's files: tab- or comma-separated, JSON lines or arrays, Parquet, or one text a file."""
+"""Rows of a task's files: tab- or comma-separated, JSON lines or arrays, Parquet or `.arrow`, or one text a file."""
 
+import contextlib
 import csv
 import io
 import json
@@ -9,7 +10,8 @@ from typing import IO, Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gpt2train.data.documents import JSON_NAMES, PARQUET_NAMES, read_lines
+from gpt2train.data.documents import ARROW_NAMES, COLUMN_NAMES, JSON_NAMES, read_lines
+from gpt2train.data.parquet_column import arrow_batches, arrow_schema
 from gpt2train.errors import UserError, not_utf8
 from tasks.core.input_files import InputFile, find_inputs, kind_of, open_input, open_raw
 from tasks.finetune.settings import TaskSettings
@@ -18,7 +20,7 @@ FORMATS = {
     ".tsv": "tsv",
     ".csv": "csv",
     **dict.fromkeys(JSON_NAMES, "json"),
-    **dict.fromkeys(PARQUET_NAMES, "parquet"),
+    **dict.fromkeys(COLUMN_NAMES, "parquet"),
     ".txt": "text",
 }
 MAX_VALUE = 2**24  # bytes of a line, characters of a value; longer ones are rejected
@@ -181,19 +183,22 @@ def _json_array(file: InputFile, raw: IO[bytes]) -> Iterator[Row]:
 
 
 def _parquet(file: InputFile, task: TaskSettings) -> Iterator[Row]:
-    number = 0
+    number, is_arrow = 0, kind_of(file.location) in ARROW_NAMES
     try:
-        with open_raw(file.location) as raw, pq.ParquetFile(raw) as table:
-            names = table.schema_arrow.names
+        with open_raw(file.location) as raw, contextlib.ExitStack() as stack:
+            table = None if is_arrow else stack.enter_context(pq.ParquetFile(raw))
+            names = table.schema_arrow.names if table else arrow_schema(raw).names
             check_columns(file, names, task)
             wanted = [name for name in dict.fromkeys([*task.columns, task.data.label]) if name in names]
-            for batch in table.iter_batches(PARQUET_ROWS, columns=wanted):
+            batches = table.iter_batches(PARQUET_ROWS, columns=wanted) if table else arrow_batches(raw, wanted)
+            for batch in batches:
+                batch.validate(full=is_arrow)  # its offsets can point anywhere
                 for values in batch.to_pylist():
                     number += 1
                     yield Row(number, values)
     except (pa.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:  # also of dates and time zones
-        reason = str(error).partition("\n")[0][:150]
-        raise UserError(f"{file.location} is not a valid Parquet file after row {number:,} ({reason})") from error
+        reason, form = str(error).partition("\n")[0][:150], "Arrow" if is_arrow else "Parquet"
+        raise UserError(f"{file.location} is not a valid {form} file after row {number:,} ({reason})") from error
 
 
 def _text(file: InputFile, task: TaskSettings) -> Iterator[Row]:

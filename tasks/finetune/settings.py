@@ -29,8 +29,8 @@ class TaskData(Settings):
     """Share of the training rows that are used for validation, if there are no files for it. A row is chosen by its
     text, or by the question of its first answer, so that equal ones are on the same side."""
     format: FileFormat = "auto"
-    """Format of the files; auto: by the suffix (.tsv .csv .jsonl .json .parquet .txt), before that of a compression.
-    A .txt file is a document in a task of the kind text, and tab-separated in others."""
+    """Format of the files; auto: by the suffix (.tsv .csv .jsonl .json .parquet .arrow .txt), before that of a
+    compression. A .txt file is a document in a task of the kind text, and tab-separated in others."""
     quotes: bool | None = None
     """Quotes enclose the values of tab- or comma-separated files. None: in .csv, not in .tsv, where they are text."""
     columns: tuple[str, ...] = ()

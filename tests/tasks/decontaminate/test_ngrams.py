@@ -243,9 +243,12 @@ def test_json_lines_plain_text_and_parquet_are_read(tmp_path: Path) -> None:
     expected = [(1, "one"), (2, "two"), (1, "one\ntwo"), (4, "three"), (6, "four"), (7, "five"), (6, "four\nfive")]
     assert rows(tmp_path, "s.txt", data) == [("s", *row) for row in expected]
     for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())):
-        pq.write_table(pa.table({"n": [1, 2], "q": pa.array(["x", "y"], kind)}), tmp_path / "s.parquet")
-        data = (tmp_path / "s.parquet").read_bytes()
-        assert rows(tmp_path, "s.parquet", data, "q") == [("s", 1, "x"), ("s", 2, "y")]
+        table = pa.table({"n": [1, 2], "q": pa.array(["x", "y"], kind)})
+        pq.write_table(table, tmp_path / "s.parquet")
+        with pa.ipc.new_file(str(tmp_path / "s.arrow"), table.schema) as file:
+            file.write_table(table)
+        for name in ("s.parquet", "s.arrow"):
+            assert rows(tmp_path, name, (tmp_path / name).read_bytes(), "q") == [("s", 1, "x"), ("s", 2, "y")]
 
 
 def test_letters_that_are_written_apart_are_found(tmp_path: Path) -> None:
@@ -281,6 +284,7 @@ def test_sets_of_one_name_get_distinct_names(tmp_path: Path) -> None:
         ("a.jsonl", b"\n\n", "a.jsonl holds no passage; give another file"),
         ("a.txt", b"", "a.txt holds no passage"),
         ("a.parquet", b"PAR1", "a.parquet is not a valid Parquet file"),
+        ("a.arrow", b"plain", "a.arrow is not a valid Arrow file"),
         ("a.jsonl.gz", b"plain", "a.jsonl.gz is not a complete .gz file"),
     ],
 )

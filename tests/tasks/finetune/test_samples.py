@@ -350,8 +350,13 @@ def test_every_format_gives_the_same_rows(values: list[tuple[str, str, str]], ma
         (folder / "a.jsonl").write_text(begin + objects, encoding="utf-8")
         (folder / "a.json").write_text(json.dumps(expected, indent=1, ensure_ascii=False), encoding="utf-8")
         (folder / "a.jsonl.gz").write_bytes(gzip.compress(objects.encode()))
-        pq.write_table(pa.Table.from_pylist(expected), folder / "a.parquet")
-        for file in ("a.tsv", "a.csv", "a.jsonl", "a.json", "a.jsonl.gz", "a.parquet"):
+        table = pa.Table.from_pylist(expected)
+        pq.write_table(table, folder / "a.parquet")
+        for file, opened in (("stream.arrow", pa.ipc.new_stream), ("file.arrow", pa.ipc.new_file)):
+            with opened(str(folder / file), table.schema) as writer:
+                writer.write_table(table, max_chunksize=2)
+        files = ("a.tsv", "a.csv", "a.jsonl", "a.json", "a.jsonl.gz", "a.parquet", "stream.arrow", "file.arrow")
+        for file in files:
             assert [row.values for row in rows_of(folder / file, task(pair="pair"))] == expected, file
 
 
@@ -408,6 +413,7 @@ def dated(kind: pa.DataType) -> bytes:
         ("a.csv", b"text,label\n\xff,1\n", {}, "after row 0: it is not UTF-8"),
         ("a.csv", "text,label\nx,1\n".encode("utf-16"), {}, "after row 0: it is UTF-16, not UTF-8; convert it"),
         ("a.parquet", b"no parquet", {}, "is not a valid Parquet file"),
+        ("a.arrow", b"no Arrow", {}, "is not a valid Arrow file after row 0 ("),
         ("a.parquet", dated(pa.timestamp("us", "Mars/Phobos")), {}, "after row 0 ('Mars/Phobos')"),
         ("a.parquet", dated(pa.timestamp("ms")), {}, "is not a valid Parquet file after row 0 ("),
         ("a.xyz", b"text", {}, "no format has the suffix '.xyz'"),
