@@ -64,8 +64,8 @@ def _check_start(location: str) -> None:
         lines = [line.split() for line in head.decode(errors="replace").splitlines()[:LINES] if "://" in line]
         if len(lines) > 1 and all(len(parts) > 1 for parts in lines):  # the crawl would ask for URLs that do not exist
             raise UserError(f"{location} has more than a URL in each line; {TABLE}; write a space of a URL as %20")
-        if len(lines) > 1 and all(parts[0][0] in "\"'" or parts[-1].endswith(",") for parts in lines):
-            raise UserError(f"{location} has quotes or commas around its URLs; {TABLE}")
+        if len(lines) > 1 and all(parts[0][0] in "\"'<" or parts[-1].endswith(",") for parts in lines):
+            raise UserError(f"{location} has quotes, commas or <> around its URLs; {TABLE}")
         if b"\r" in head.strip() and b"\n" not in head:  # as spreadsheets of macOS write text
             remedy = r"convert it: tr '\r' '\n' < IN > OUT"
             raise UserError(f"{location} is a single line: its lines end in carriage returns; {remedy}")
@@ -77,7 +77,7 @@ def _check_kind(location: str, head: bytes) -> None:
         raise UserError(f"{location} holds extracted text (WET), not a list of URLs; give it with --documents")
     if kind == ".warc" or head.startswith(b"WARC/"):
         raise UserError(f"{location} is a web archive, not a list of URLs; give it with --warcs")
-    if kind in DOCUMENTS or head.startswith((b"{", b"<", b"[{")):
+    if kind in DOCUMENTS or (head.startswith((b"{", b"<", b"[{")) and not head.startswith(b"<http")):
         raise UserError(f"{location} holds documents, not a list of URLs; give it with --documents")
     if kind in (".csv", ".tsv"):  # read by lines, the other columns would be parts of the URLs
         raise UserError(f"{location} is a table; {TABLE}")
