@@ -133,7 +133,8 @@ def explain_flags(error: CycloptsError) -> str:
         message = first["msg"].removeprefix("Value error, ")
         if not first["loc"]:  # a check of several flags: the message names them
             return message
-        return f"{flag}: {message[:1].lower()}{message[1:]} (got {first.get('input')!r})"
+        given = "" if first["type"] == "missing" else f" (got {first.get('input')!r})"
+        return f"{flag}: {message[:1].lower()}{message[1:]}{given}"
     if isinstance(error, UnknownOptionError | MissingArgumentError) and error.app is not None:
         options = {name for names in _options(error) for name in names}
         if unknown := _unknown_option(error, options):

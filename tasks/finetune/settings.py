@@ -138,7 +138,14 @@ def read_task(path: str) -> TaskSettings:
     Raises:
         UserError: it is missing, is not TOML, or has a wrong setting.
     """
-    values, folder = read_toml(path), Path(path).absolute().parent
+    folder = Path(path).absolute().parent
+    try:
+        values = read_toml(path)
+    except UserError as error:
+        if Path(path).suffix == ".toml" or not Path(in_home(path)).is_file():
+            raise
+        expected = "TOML with a kind and [data]; give one that names your rows in data.train"
+        raise UserError(f"{path} is not a task file, which is {expected}") from error
     if "data" not in values or "kind" not in values:
         raise UserError(f"{path} is not a task file: it has no {'kind' if 'kind' not in values else '[data]'}")
     task = build(TaskSettings, values, source=path)

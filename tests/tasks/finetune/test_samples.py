@@ -443,12 +443,14 @@ TEXT, LABELS = "kind = 'text'\n[data]\ntrain = 'a'\n", "kind = 'classification'\
         (f"{TEXT}valid = 'b'\nholdout = 0.1", "valid and holdout both give"),
         ("kind = 'text'\n[data]\ntrian = 'a'", "data.train"),
         ("kind = ", "is not valid TOML"),
+        ('{"text": "a"}', "rows.jsonl is not a task file, which is TOML with a kind and [data]; give one that names"),
     ],
 )
 def test_wrong_task_files_are_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
-    (tmp_path / "task.toml").write_text(text)
+    name = "rows.jsonl" if text.startswith("{") else "task.toml"
+    (tmp_path / name).write_text(text)
     with pytest.raises(UserError) as refused:
-        read_task(str(tmp_path / "task.toml"))
+        read_task(str(tmp_path / name))
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
