@@ -10,6 +10,7 @@ import functools
 import inspect
 import itertools
 import os
+import re
 import textwrap
 import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -279,8 +280,11 @@ def explain(error: ValidationError, model: type[BaseModel], source: Source = "se
     if first["type"] == "model_type" and (fields := _fields_at(model, path)):
         return f"{source}: {is_group(name, [f'{name}.{field}' for field in fields])}"
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] != "value_error":  # a setting's list is a tuple in this code alone
+        message = re.sub("(?i)tuple", "list", message).replace(" after validation", "")
     value = first.get("input")
-    given = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
+    write = f"; write [{value!r}]" if first["type"] == "tuple_type" and isinstance(value, str) else ""
+    given = f" (got {value!r}{write})" if isinstance(value, str | int | float | bool) else ""
     more = f" (and {others} more)" if others else ""
     if not source and not name:
         return f"{message}{more}"

@@ -338,7 +338,7 @@ def test_paths_begin_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.Monk
     [
         ('data.train=[{prefix="a",weight=-1}]', r"data.train.0.weight: input should be greater .* \(got -1\)"),
         ('data.train=[{prefix="a",weights=1}]', r"unknown setting '.*0.weights'; did you mean 'data.train.0.weight'\?"),
-        ("data.train=5", r"data.train: input should be a valid string or a valid tuple \(got 5\)"),
+        ("data.train=5", r"data.train: input should be a valid string or a valid list \(got 5\)"),
         ("model.options.inner={a=1}", "model.options.inner: input should be a valid boolean, .* or a valid string"),
         ("output=", r"output: string should have at least 1 character \(got ''\)"),
         ("output=s3://b/run", "output: a run folder is on a local or shared disk; give a path.*"),
