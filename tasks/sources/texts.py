@@ -41,7 +41,7 @@ def texts(root: Folder, files: Sequence[InputFile], key: str, settings: TextsSet
     step = Step(
         root,
         "texts",
-        version=8,
+        version=9,
         parameters=settings.model_dump(mode="json") | {"key": key},
         inputs={"files": identity_of(files), **read_forgotten(root).inputs},
         packages=("orjson",),

@@ -19,6 +19,7 @@ MAX_HEAD = 2**16  # bytes of a record's header, and of the HTTP header in it
 # 58,000 of them.
 MIN_BROKEN, BROKEN_BYTES = 1000, 2**14
 GIVEN_UP = "there are too many broken records, and the rest of this gzip member is passed over"
+UNREAD = {"": "it has no WARC-Type", "continuation": "the rest of a record in segments, which is not joined to it"}
 _WARC = StatusAndHeadersParser([], verify=False)
 
 
@@ -94,8 +95,8 @@ def read_records(stream: ArchiveStream, wanted: Collection[str], max_block: int)
                 resume = functools.partial(_resume, stream, position, count, max_block)
                 position, record, url = None, None, ""  # damage on the way is that of what follows
                 go_on(resume)
-            elif kind in wanted:
-                yield found
+            elif kind in wanted or kind in UNREAD:
+                yield found if kind in wanted else broken_at(position, "broken_record", UNREAD[kind], url)
         except DamageError as damage:
             if record is not None and position is not None and damage.offset > position.offset:
                 if record.kind in wanted:  # the damage is in the next record

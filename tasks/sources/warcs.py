@@ -91,7 +91,7 @@ def warcs(
         parameters["consent"] = consent.model_dump(mode="json")
     packages = ("idna", "tld", "warcio", *(("libxml2", "lxml") if consent else ()))
     read = commits_of(files)
-    step = Step(root, "warcs", version=12, parameters=parameters, inputs=inputs, packages=packages, commits=read)
+    step = Step(root, "warcs", version=13, parameters=parameters, inputs=inputs, packages=packages, commits=read)
     write_locations(step.folder, [[file] for file in files])
     if done := runner.finished(step):
         return done

@@ -387,6 +387,8 @@ REFUSED = {
     "too large": (response(1, b"<p>" + os.urandom(2**16)), "too_large", "longer than the bound"),
     "a length that is none": (record("response", 1, BODY).replace(b"Length: ", b"Length: x"), "broken_record", "'x"),
     "a negative length": (response(1, BODY, length=-5), "broken_record", "'-5'"),
+    "no kind": (response(1, BODY).replace(b"WARC-Type: response\r\n", b""), "broken_record", "no WARC-Type"),
+    "a segment": (record("continuation", 1, BODY), "broken_record", "not joined"),
     "no length": (record("response", 1, BODY).replace(b"Content-Length", b"Content-Breadth"), "broken_record", "''"),
     "a length too large": (response(1, BODY, length=10**6), "broken_record", "ends after"),
     "a length too small": (response(1, BODY, length=100), "broken_record", "goes on after"),
