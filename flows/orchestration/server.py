@@ -338,7 +338,7 @@ def check_home() -> None:
             _profiles_path().stat()
             read_toml(_profiles_path())
     except RuntimeError as error:
-        raise UserError("this user has no home folder; set PREFECT_HOME to a folder that you own") from error
+        raise UserError("there is no home folder, which Prefect needs; set HOME to a folder that you own") from error
     except OSError as error:
         raise UserError(
             f"cannot read {_prefect_home()} ({error.strerror}), the home of Prefect; set PREFECT_HOME to a folder that "

@@ -1,6 +1,7 @@
 """Axes of the charts that matplotlib draws, in one style and without a display."""
 
 import io
+import logging
 from typing import Any
 
 INK, BLUE, RED, SOFT = "#1f2430", "#3b6fb6", "#d1495b", "#c3c9d4"
@@ -10,6 +11,7 @@ def panels(count: int, height: float) -> list[Any]:
     """Empty axes above each other on a figure of 7.2 inches, each `height` inches high, with one axis of x values."""
     # Imported here: matplotlib takes half a second, and most commands draw nothing. The figure is made without
     # pyplot, whose global state is not safe in the thread that monitors a running job.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # else three lines about a home that cannot be written
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.dataprep import dataprep
-from flows.orchestration.server import KEY_FILE
+from flows.orchestration.server import KEY_FILE, check_home
 from flows.settings import DataprepSettings, resolve
 from gpt2train.errors import UserError
 from tests.flows.commands import run
@@ -236,6 +236,18 @@ def test_a_home_of_prefect_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith(f"error: cannot read {tmp_path / 'prefect'} (")
     assert run_in(tmp_path, "-P", "-m", "flows.dataprep", "--help").returncode == 0
+
+
+def test_a_missing_home_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `docker run --user 54321` has none; Prefect asks for it also if PREFECT_HOME is set."""
+
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    monkeypatch.setenv("PREFECT_HOME", "/tmp/prefect")
+    with pytest.raises(UserError, match="no home folder, which Prefect needs; set HOME to a folder that you own"):
+        check_home()
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which root cannot write either")
