@@ -88,22 +88,24 @@ def add_command(name: str, evaluation: Evaluation) -> None:
         if layout.processes > 1 and group():
             raise UserError(ONE_MODEL)
         results: dict[str, Result] = {}
-        files = {}
-        for path, source in zip(model, sources, strict=True):
-            with open_eval_model(source, layout, device) as subject, rank0_progress(name) as report:
-                scorer = Scorer(subject.model, subject.tokenizer, batch_tokens, report, group())
-                scores = evaluation.evaluate(scorer, content, settings)
-                results[str(path)] = {"model": with_commit(path), **facts, **scores}
-                files[str(path)] = subject.scores / f"{name}.json"
-        for line in result_lines(evaluation, results):
-            print_once(line)
-        if output is not None:
-            files = {"": output}
-            results = {"": {**facts, "models": list(results.values())} if len(model) > 1 else results[str(model[0])]}
-        for key, file in files.items():
-            if is_rank0():
-                write_result(file, results[key])
-            print_once(f"scores: {file}")
+        files: dict[Path, None] = {}
+        try:
+            for path, source in zip(model, sources, strict=True):
+                with open_eval_model(source, layout, device) as subject, rank0_progress(name) as report:
+                    scorer = Scorer(subject.model, subject.tokenizer, batch_tokens, report, group())
+                    scores = evaluation.evaluate(scorer, content, settings)
+                found = results[str(path)] = {"model": with_commit(path), **facts, **scores}
+                if output is not None and len(model) > 1:
+                    found = {**facts, "models": list(results.values())}
+                file = output or source.scores / f"{name}.json"
+                if is_rank0():  # now, so that no failure of a later model loses it
+                    write_result(file, found)
+                files[file] = None
+        finally:
+            for line in result_lines(evaluation, results) if results else ():
+                print_once(line)
+            for file in files:
+                print_once(f"scores: {file}")
 
     command.__doc__ = HELP.format(name=name, help=evaluation.help, data=evaluation.data)
     evaluate.command(command, name=name)

@@ -19,7 +19,7 @@ from gpt2train.convert.detect import find_source, find_tokenizer
 from gpt2train.convert.settings import Device
 from gpt2train.data.tokenizer import load_model_tokenizer, tokenizer_hash
 from gpt2train.errors import UserError
-from gpt2train.evaluate.eval_model import read_checkpoint
+from gpt2train.evaluate.eval_model import named, read_checkpoint
 from gpt2train.evaluate.evaluation import Scorer
 from gpt2train.evaluate.files import DATA_HASH_KEY, SCORES, check_run, data_fields, to_json
 from gpt2train.evaluate.registry import EVALUATIONS, plugin_versions
@@ -113,7 +113,9 @@ def score_run(
             result = _from_rank0(functools.partial(_read, file), group)
             reused += result is not None
             if result is None:
-                result = {**measure.about, **measure.score(scorer())}
+                subject = scorer()
+                with named(checkpoint):
+                    result = {**measure.about, **measure.score(subject)}
                 if group is None or dist.get_rank(group) == 0:
                     write_atomic(file, to_json(result))  # also over a damaged one
             point[measure.kind] = result

@@ -9,6 +9,7 @@ from gpt2train.checkpoint.store import open_weights
 from gpt2train.convert.huggingface import read_model
 from gpt2train.convert.settings import Device
 from gpt2train.data.tokenizer import Tokenizer
+from gpt2train.errors import RunError
 from gpt2train.evaluate.files import EvalSource, find_model
 from gpt2train.evaluate.scoring_request import DistributedScorer
 from gpt2train.inference.open_model import open_model
@@ -21,11 +22,10 @@ from gpt2train.model.lazy_weights import empty_model
 
 @dataclass(frozen=True)
 class EvalModel:
-    """Model, its tokenizer, and the default folder of its scores."""
+    """Model and its tokenizer."""
 
     model: CausalLM | DistributedScorer
     tokenizer: Tokenizer
-    scores: Path
 
 
 @contextlib.contextmanager
@@ -39,10 +39,21 @@ def open_eval_model(source: EvalSource, layout: ServingLayout, device: Device) -
     """
     if layout.processes == 1:
         read = read_checkpoint if source.is_checkpoint else read_model
-        yield EvalModel(read(source.folder, device), source.tokenizer, source.scores)
+        opened = EvalModel(read(source.folder, device), source.tokenizer)
+        with named(source.folder):
+            yield opened
         return
-    with open_model(source.folder, layout, device) as distributed:
-        yield EvalModel(distributed, source.tokenizer, source.scores)
+    with open_model(source.folder, layout, device) as distributed, named(source.folder):
+        yield EvalModel(distributed, source.tokenizer)
+
+
+@contextlib.contextmanager
+def named(model: Path) -> Iterator[None]:
+    """Begin the message of an error in the scoring of a model with its folder."""
+    try:
+        yield
+    except RunError as error:
+        raise type(error)(f"{model}: {error}") from error
 
 
 def read_eval_model(path: Path, device: Device = "cpu", tokenizer: Path | None = None) -> EvalModel:

@@ -140,10 +140,10 @@ def check_output(path: Path) -> None:
     Raises:
         UserError: the path exists and is not a result, or its folder cannot be written to.
     """
+    folder = next(one for one in path.absolute().parents if one.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise UserError(f"{path} cannot be written, since {folder} is no folder of yours; give another --output")
     if not path.exists():
-        folder = next(one for one in path.absolute().parents if one.exists())
-        if not (folder.is_dir() and os.access(folder, os.W_OK)):
-            raise UserError(f"{path} cannot be written, since {folder} is no folder of yours; give another --output")
         return
     try:
         found = json.loads(path.read_bytes())

@@ -3,10 +3,10 @@
 import functools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -19,7 +19,7 @@ from gpt2train.evaluate.files import DATA_HASH_KEY, ONE_MODEL, find_models, writ
 from gpt2train.evaluate.metrics import Result
 from gpt2train.evaluate.registry import BUILT_IN
 from gpt2train.evaluate.scoring_request import BATCH_TOKENS
-from gpt2train.evaluate.tasks.suite import Samples, read_works, score_work
+from gpt2train.evaluate.tasks.suite import read_works, score_work
 from gpt2train.evaluate.tasks.table import definitions, task_lines
 from gpt2train.evaluate.torchrun import group, is_rank0, print_once, rank0_progress
 from gpt2train.inference.settings import ServingLayout
@@ -44,7 +44,8 @@ class TaskOptions:
     limit: Positive | None = None
     """Score this many items of each task."""
     log_samples: Annotated[bool, Parameter(negative=())] = False
-    """Write log-probabilities and answer of every item to TASK.samples.jsonl beside the result."""
+    """Write log-probabilities and answer of every item to TASK.samples.jsonl beside the result, or of all models and
+    tasks beside --output."""
     output: Path | None = None
     """Result file of all models and tasks. By default each model has its own: MODEL/eval/TASK.json,
     eval/ORG--NAME/TASK.json for one of the hub, or RUN/scores/step-…/TASK.json."""
@@ -76,38 +77,41 @@ def score_tasks(names: Sequence[str], models: Sequence[Path], options: TaskOptio
     if options.layout.processes > 1 and group():
         raise UserError(ONE_MODEL)
     results: dict[str, dict[str, Result]] = {work.name: {} for work in works}
-    written: list[tuple[str, Path]] = []
-    for path, source in zip(models, sources, strict=True):
-        with open_eval_model(source, options.layout, options.device) as subject:
-            for work in works:
-                with rank0_progress(work.name) as report:
-                    scorer = Scorer(subject.model, subject.tokenizer, options.batch_tokens, report, group())
-                    result, samples = score_work(scorer, work, options.limit)
-                results[work.name][str(path)] = {"model": with_commit(path), **result}
-                written += _write(subject.scores / work.file, results[work.name][str(path)], samples, options)
-    for line in task_lines(list(results.values()), definitions(works)):
-        print_once(line)
-    if options.output is not None:
-        written.append(("scores", options.output))
-        if is_rank0():
-            write_result(options.output, _joined(results))
-    for kind, file in written:
-        print_once(f"{kind}: {file}")
+    rows: list[dict[str, Any]] = []
+    written: dict[str, None] = {}
+    try:
+        for path, source in zip(models, sources, strict=True):
+            with open_eval_model(source, options.layout, options.device) as subject:
+                for work in works:
+                    with rank0_progress(work.name) as report:
+                        scorer = Scorer(subject.model, subject.tokenizer, options.batch_tokens, report, group())
+                        result, samples = score_work(scorer, work, options.limit)
+                    found = results[work.name][str(path)] = {"model": with_commit(path), **result}
+                    file, model = source.scores / f"{work.file}.json", {}
+                    if options.output is None:
+                        rows = []
+                    else:
+                        file, found, model = options.output, _joined(results), {"model": str(path)}
+                    rows += [{**model, "task": name, **row} for name, items in samples.items() for row in items]
+                    # Now, so that no failure of a later task or model loses it.
+                    written |= dict.fromkeys(_write(file, found, rows if options.log_samples else None))
+    finally:
+        done = list(results[works[-1].name])  # models that are scored on all tasks
+        scored = [{model: found[model] for model in done} for found in results.values()]
+        for line in [*(task_lines(scored, definitions(works)) if done else ()), *written]:
+            print_once(line)
 
 
-def _write(path: Path, result: Result, samples: Samples, options: TaskOptions) -> list[tuple[str, Path]]:
-    """Write the files of a model and task on rank 0, at a path without suffix; return the kind and path of each."""
-    written = []
-    if options.output is None:
-        written.append(("scores", file := path.with_name(f"{path.name}.json")))
+def _write(file: Path, result: Result, rows: Sequence[Mapping[str, Any]] | None) -> Iterator[str]:
+    """Write a result on rank 0, and the rows of its items beside it; yield a line for each file."""
+    if is_rank0():
+        write_result(file, result)
+    yield f"scores: {file}"
+    if rows is not None:
+        beside = file.with_suffix(".samples.jsonl")
         if is_rank0():
-            write_result(file, result)
-    if options.log_samples:
-        written.append(("samples", file := path.with_name(f"{path.name}.samples.jsonl")))
-        if is_rank0():
-            rows = [{"task": name, **row} for name, items in samples.items() for row in items]
-            write_atomic(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
-    return written
+            write_atomic(beside, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+        yield f"samples: {beside}"
 
 
 def _joined(results: Mapping[str, Mapping[str, Result]]) -> Result:

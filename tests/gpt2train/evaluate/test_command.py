@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from gpt2train.evaluate.tasks.description import ready_files
 from tests.gpt2train.convert.model_folders import write
 from tests.gpt2train.evaluate.conftest import Call
 from tests.gpt2train.models import noisy_model
+from tests.small_disk import small_disk
 from tests.trained_run import TrainedRun
 
 
@@ -68,6 +70,45 @@ def test_several_models_are_written_to_one_file(call: Call, run: Path, tmp_path:
     assert first == second and first["stride"] == 16
     assert out[-1] == f"scores: {output}"
     assert len([line for line in out if line.startswith("adjusted_perplexity")]) == 1
+
+
+@pytest.mark.parametrize("output", [None, "all.json"])
+@pytest.mark.parametrize("evaluation", ["lambada", "choice.toml"])
+def test_a_model_that_fails_is_named_and_those_before_it_keep_their_scores(
+    call: Call, folder: Path, passages: Path, open_data: Path, evaluation: str, output: str | None
+) -> None:
+    bpe, weights = noisy_model(open_data, folder, 64)
+    good = write(weights, folder / "good", bpe)
+    weights.get_parameter("ln_f.bias").fill_(float("nan"))
+    broken = write(weights, folder / "broken", bpe)
+    data = passages if evaluation == "lambada" else folder / "data"
+    task = evaluation if evaluation == "lambada" else folder / evaluation
+    flags = [] if output is None else ["--output", folder / output]
+    flags += [] if evaluation == "lambada" else ["--log-samples"]
+    code, out, err = call(task, "--model", good, "--model", broken, "--data", data, *flags)
+    assert code == 1 and err.startswith(f"error: {broken}: the model gives numbers that are not finite")
+    file = good / f"eval/{Path(evaluation).stem}.json" if output is None else folder / output
+    found = json.loads(file.read_text())
+    assert [one["model"] for one in found.get("models", [found])] == [str(good)] and f"scores: {file}" in out
+    assert any(line.split()[-1:] == ["published"] or line.startswith("passages 5") for line in out)  # the table
+    if evaluation != "lambada":  # beside the result, wherever that is
+        samples = [json.loads(line) for line in file.with_suffix(".samples.jsonl").read_text().splitlines()]
+        assert [row["item"] for row in samples] == list(range(8)) and f"samples: {file.with_suffix('')}" in out[-1]
+        assert {row.get("model") for row in samples} == {None if output is None else str(good)}
+
+
+def test_an_older_result_on_a_disk_without_writing_is_found_before_the_scoring(
+    call: Call, run: Path, passages: Path, tmp_path: Path
+) -> None:
+    with small_disk(tmp_path / "disk", "64k") as made:
+        if not made:
+            pytest.skip("mounting is not allowed")
+        older = tmp_path / "disk/older.json"
+        older.write_text('{"data_sha256": ""}')
+        subprocess.run(["mount", "-o", "remount,ro", str(older.parent)], check=True)
+        tokenizer = ["--tokenizer", run.parents[1] / "tokenizer"]
+        code, out, err = call("lambada", "--model", run, "--data", passages, "--output", older, *tokenizer)
+        assert (code, out) == (2, []) and f"{older} cannot be written" in err, err
 
 
 @pytest.mark.slow
