@@ -15,6 +15,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from gpt2train.data.added_tokens import Added
 from gpt2train.data.sentencepiece_model import SPACE
 
+# transformers' unigram finds the name of a byte in a text like any other piece, unless the text is cut within it.
+BYTE_NAMES, CUT = r"<(?=0x[0-9A-F]{2}>)", "<0"
 # Types of a piece and of a model in sentencepiece_model.proto.
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 UNIGRAM, BPE = 1, 2
@@ -65,6 +67,9 @@ def tokenizer_json(
     types = {piece.type for piece in model.pieces}
     if model.other or model.table or model.kind not in (UNIGRAM, BPE) or not types <= {NORMAL, UNKNOWN, CONTROL, BYTE}:
         return None
+    cuts = model.kind == UNIGRAM and BYTE in types
+    if cuts and any(CUT in piece.text for piece in model.pieces if piece.type == NORMAL):  # a cut would change others
+        return None
     vocab = {piece.text: number for number, piece in enumerate(model.pieces)}
     tokenizer: Tokenizer
     if model.kind == BPE:
@@ -86,9 +91,14 @@ def tokenizer_json(
     if model.adds_space and spaces_each:
         steps.append(normalizers.Prepend(SPACE))
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+    splits: list[Any] = []
     if model.adds_space and not spaces_each:
         tokenizer.normalizer = normalizers.Sequence(steps)
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False)
+        splits.append(pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False))
+    if cuts:
+        splits.append(pre_tokenizers.Split(Regex(BYTE_NAMES), "merged_with_previous"))
+    if splits:
+        tokenizer.pre_tokenizer = splits[0] if len(splits) == 1 else pre_tokenizers.Sequence(splits)
     first = [decoders.Strip(" ", 1, 0)] if model.adds_space else []
     parts = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *first]
     tokenizer.decoder = decoders.Sequence(parts)

@@ -48,7 +48,7 @@ def merge(
     step = Step(
         root,
         "merge",
-        version=5,
+        version=6,
         parameters=settings.model_dump(mode="json", exclude={"license"}),  # used only by the model card
         inputs={"train": training} | ({} if tokenizer is None else {"tokenizer": tokenizer}),
         folder=f"{training.folder}/model",

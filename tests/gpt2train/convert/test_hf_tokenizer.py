@@ -3,6 +3,7 @@
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,6 +38,10 @@ KINDS = {
     "trims spaces": ({"model_type": "bpe", "normalization_rule_name": "identity", "vocab_size": 90}, True),
     "no first space": (BYTES | {"model_type": "bpe", "add_dummy_prefix": False, "vocab_size": 330}, True),
     "unigram": (BYTES | {"model_type": "unigram", "vocab_size": 330}, True),
+    "begins of byte names": (
+        BYTES | {"model_type": "unigram", "vocab_size": 330, "texts": [*CORPUS, "<0x <0y"]},
+        False,
+    ),
     "normalised": ({"model_type": "bpe", "vocab_size": 90}, False),
     "symbols of the user": (BYTES | {"model_type": "bpe", "user_defined_symbols": "<sep>", "vocab_size": 330}, False),
     "space after": (BYTES | {"model_type": "bpe", "treat_whitespace_as_suffix": True, "vocab_size": 330}, False),
@@ -44,11 +49,12 @@ KINDS = {
 }
 
 
-def trained(options: dict[str, object]) -> bytes:
+def trained(options: dict[str, Any]) -> bytes:
     """A SentencePiece model by the library's own trainer."""
     sentencepiece, model = pytest.importorskip("sentencepiece"), io.BytesIO()
+    texts, options = options.get("texts", CORPUS), {name: value for name, value in options.items() if name != "texts"}
     options = {"hard_vocab_limit": False, "model_writer": model, "minloglevel": 2} | options
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(CORPUS * 20), **options)
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts * 20), **options)
     return model.getvalue()
 
 

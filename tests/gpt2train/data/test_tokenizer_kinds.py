@@ -39,6 +39,7 @@ HARD = [
     "  ",
     "▁a ▁ b",
     "<pad></s><unk> <s> [SEP] [CLS] <extra_id_0> <|endoftext|>",
+    "<0x0A> a<0x41><0x62>b <0xE4><0xB8><0xAD> <0x4 <<0x3C>> <0xe9>",
 ]
 WORDPIECE = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh", "##a", "##b", "##cd", "中", "ab", "##e", "."]
 CORPUS = ["The quick brown fox jumps over the lazy dog.\n", "Съешь ещё этих мягких французских булок. ", "北京 上海 "]
