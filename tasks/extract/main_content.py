@@ -125,14 +125,16 @@ def find_text(tree: HtmlElement, tables: bool = True, account: bool = False) -> 
     """Main text of a page, and the walk that found it; None if it is stated in JSON-LD."""
     _place_streamed(tree)
     walk = decide(tree, tables, account)
-    text, size = _text(walk), _size(walk.blocks)
+    text = _text(walk)
+    # A second copy counts: a page is not read again, with its cards and lists, since it holds its text twice.
+    size = sum(one.size for one in walk.blocks if one.dropped in (KEPT, REPEATED))
     if size < MIN_TEXT:
         least = max(MIN_TEXT, 2 * size)
         if letters(stated := article_body(tree, parse)) > least:
             return stated, None
         if _show_unscripted(tree) and _size((found := decide(tree, tables, account)).blocks) > least:
             return _text(found), found
-    running = _running(walk.blocks)
+    running = sum(one.running for one in walk.blocks if one.dropped in (KEPT, REPEATED))
     if walk.page == ARTICLE and (size < MIN_TEXT or (_is_fragment(walk, running) and not states_article(tree))):
         found = decide(tree, tables, account, LOOSE)
         if _size(found.blocks) > max(MIN_TEXT, GAIN * size) and _says_more(found.blocks, running):
