@@ -543,7 +543,7 @@ def test_the_benchmark_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.setattr("sys.argv", ["fineweb_edu", "--rounds", "1"])
     monkeypatch.setattr(fineweb_edu, "LENGTHS", (5, 50))
     fineweb_edu.main()
-    assert re.search(r"^5 words: \d+ ms\n50 words: \d+ ms$", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^5 words: [\d,]+ ms\n50 words: [\d,]+ ms$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_what_is_no_such_model_is_named(tmp_path: Path, classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
