@@ -19,6 +19,7 @@ LABELLED = re.compile(r"[^:：]*[:：] ?")  # `You are here: `
 MAX_HEADING = 60  # characters of a heading of links to other pages
 MIN_PARAGRAPH = 100  # characters of a paragraph without links, which no list of other pages has
 MAX_RELATED = 0.2  # share of the running text that may follow such a heading
+MAX_TEASED = 0.5  # the same with teasers, each directly below the link to its page
 MAX_CALLS = 3  # blocks at the end of an article that may be calls
 MAX_CALL = 400  # characters of one
 MIN_LINKED = 0.1  # of the characters of a call in links
@@ -183,14 +184,19 @@ def _drop_related(blocks: Sequence[Block]) -> None:
     last sentences without a link, after a line that is no heading.
     """
     headings = Counter(one.text for one in blocks if one.kind == "h")
-    after, links, total, end = 0, 0, sum(one.running for one in blocks if not one.dropped), len(blocks)
+    after, teased, links, total, end = 0, 0, 0, sum(one.running for one in blocks if not one.dropped), len(blocks)
     for number in range(len(blocks) - 1, 0, -1):
         one = blocks[number]
         if one.dropped:
             links += one.links
             continue
         after += one.running
-        if after > MAX_RELATED * total or (one.kind == "p" and one.size > MIN_PARAGRAPH and not one.links):
+        teased += one.running if blocks[number - 1].links >= blocks[number - 1].size else 0  # below links to pages
+        if (
+            after > MAX_TEASED * total
+            or after - teased > MAX_RELATED * total
+            or (one.kind == "p" and one.size > MIN_PARAGRAPH and not one.links)
+        ):
             break
         may_head = one.size <= MAX_HEADING and one.kind not in ("pre", "td", "li") and headings[one.text] < 2
         if links and may_head and _is_related(_words(one)):

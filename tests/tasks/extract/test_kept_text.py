@@ -447,3 +447,15 @@ def test_a_stated_article_body_is_the_text_though_more_stands_beside_it() -> Non
     live = "".join(f"<div class='live'>{PARAGRAPH.replace('fox', 'wolf')}</div>" for _ in range(7))
     page = f"<html><body><div itemprop='articleBody'>{PARAGRAPH * 3}</div><div>{live}</div></body></html>"
     assert "wolf" not in text_of(page) and text_of(page).count("fox") == 9
+
+
+def test_verses_with_annotations_are_read() -> None:
+    """Of Genius, where lines of a song are links to notes; a list of pages with such a break in one is not verses."""
+    lines = [f"I walked along the shore for {number} days" for number in range(8)]
+    held = [lines[0], "<br>".join(lines[1:4]), lines[4], "<br>\n".join(lines[5:8])]
+    for wrapped in ("<p>{}</p>", "<div>{}</div>"):
+        verses = "<br>\n".join(f"<a href='/{one[:3]}'>{one}</a><br>[Chorus]" for one in held)
+        read = between(wrapped.format(verses))
+        assert [one for one in read.split("\n") if one != "[Chorus]"] == lines
+        pages = "<br>".join(f"<a href='/{one[:3]}'>{one}<br></a>" for one in lines)
+        assert between(wrapped.format(pages)) == ""

@@ -71,6 +71,21 @@ def test_links_to_other_pages_after_the_text_are_dropped() -> None:
     assert text_of(page.format(more.replace("h3>", "p>"))).endswith("falls.\nIts first words.")
 
 
+@pytest.mark.parametrize(("between", "number", "is_kept"), [("", 4, False), ("", 12, True), ("<p>{}</p>", 4, True)])
+def test_teasers_below_links_are_dropped_up_to_half_of_the_text(between: str, number: int, is_kept: bool) -> None:
+    """Text that follows one of them, and is below no link, is that of the page from a fifth of the text on."""
+    says = "A story of this site, told in a sentence that is long enough to be read as text of its own."
+    cards = [
+        f"<div><div><a href='/{one}'>Story {one} of this site</a></div><div>{one}: {says}</div></div>"
+        + between.format(says)
+        for one in range(number)
+    ]
+    read = text_of(
+        f"<html><body><article>{PARAGRAPH * 3}<div>More from the Site</div>{''.join(cards)}</article></body></html>"
+    )
+    assert (says in read) == is_kept and read.startswith("The")
+
+
 def test_tables_can_be_left_out() -> None:
     page = article("<table><tr><td>1</td><td>2</td></tr></table>")
     assert "1 | 2" in text_of(page) and "1 | 2" not in text_of(page, tables=False)
