@@ -74,7 +74,7 @@ def test_links_to_other_pages_after_the_text_are_dropped() -> None:
 @pytest.mark.parametrize(("between", "number", "is_kept"), [("", 4, False), ("", 12, True), ("<p>{}</p>", 4, True)])
 def test_teasers_below_links_are_dropped_up_to_half_of_the_text(between: str, number: int, is_kept: bool) -> None:
     """Text that follows one of them, and is below no link, is that of the page from a fifth of the text on."""
-    says = "A story of this site, told in a sentence that is long enough to be read as text of its own."
+    says = "A story of this site in a sentence that is long enough to be read as text of its own."
     cards = [
         f"<div><div><a href='/{one}'>Story {one} of this site</a></div><div>{one}: {says}</div></div>"
         + between.format(says)
