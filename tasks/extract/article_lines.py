@@ -191,7 +191,7 @@ def _drop_related(blocks: Sequence[Block]) -> None:
             links += one.links
             continue
         after += one.running
-        teased += one.running if blocks[number - 1].links >= blocks[number - 1].size else 0  # below links to pages
+        teased += one.running if 0 < blocks[number - 1].size == blocks[number - 1].links else 0  # below a link
         if (
             after > MAX_TEASED * total
             or after - teased > MAX_RELATED * total

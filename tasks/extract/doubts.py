@@ -25,9 +25,10 @@ def unsupported(pieces: Sequence[str], doubts: Sequence[Doubt]) -> list[Doubt]:
     certain = [  # letters before the first doubt, between two, and after the last one
         has_letters(pieces[start:end]) for start, end in zip([0, *ends], [*starts, None], strict=True)
     ]
+    places = [number for number, has in enumerate(certain) if has] or [len(certain)]
     found = []
     for number in reversed(range(len(doubts))):
-        before, after = any(certain[: number + 1]), any(certain[number + 1 :])
+        before, after = places[0] <= number, number < places[-1] < len(certain)
         if not ((before and after) if doubts[number].is_control else (before or after)):
             found.append(doubts[number])
     return found

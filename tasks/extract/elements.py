@@ -30,7 +30,8 @@ IS_UNSHOWN = XPath("boolean(ancestor::script | ancestor::style | ancestor::templ
 FOREIGN = XPath("descendant::foreignobject[not(ancestor::foreignobject)]")  # HTML in a drawing, once
 NO_PROSE = ("article", "button", "iframe", "img", "input", "picture", "select", "textarea", "video")
 HREFS = XPath("descendant::a/@href", smart_strings=False)
-MIN_BREAKS = 4  # line breaks of verses that stand between their links
+LINES = XPath("descendant::a[descendant::br[following-sibling::node()[1][self::text()][normalize-space()]][2]]")
+FIFTH_LINE = "br[4]"  # of verses, by the breaks between their links
 MIN_ELSEWHERE, MAX_LINKS = 0.2, 100  # share of the links of a list of sources, among the first ones
 
 NO_FIELDS = frozenset(["hidden", "submit", "button", "image", "reset", "search"])
@@ -244,17 +245,12 @@ def is_link_to_page(element: HtmlElement) -> bool:
     if not is_short(element, MIN_RUNNING if href is None else MAX_LINK):
         return False
     is_control = not href or href.startswith(("#", "javascript:"))
-    return not ((is_control and opens_text(element)) or is_of_verses(element))
+    return not (is_control and opens_text(element))
 
 
-def is_of_verses(link: HtmlElement) -> bool:
-    """Return True for a link of verses with annotations: one of those links holds three of the lines."""
-    after, before, around = link.getnext(), link.getprevious(), link.getparent()
-    if not any(one is not None and one.tag == "br" for one in (after, before)):
-        return False
-    if len(around.findall("br")) < MIN_BREAKS:
-        return False
-    return any(sum(1 for br in one.iter("br") if (br.tail or "").strip()) > 1 for one in around.iter("a"))
+def annotated_verses(tree: HtmlElement) -> frozenset[HtmlElement]:
+    """Elements of verses with annotations: line by line, in links of which one holds three of the lines."""
+    return frozenset(one for one in {link.getparent() for link in LINES(tree)} if one.find(FIFTH_LINE) is not None)
 
 
 def opens_text(link: HtmlElement) -> bool:

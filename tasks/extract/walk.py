@@ -51,6 +51,7 @@ from tasks.extract.elements import (
     CELLS,
     PICTURES,
     QUESTIONS,
+    annotated_verses,
     asks_for_person,
     described,
     holds_block,
@@ -92,7 +93,7 @@ MIN_ARTICLE = 250  # characters of running text on which comments may be
 MAX_AFTER = 20  # elements after a commented part of a text, among which the next part is
 MAX_CARD = 500  # characters of a card, an announcement under a link without text
 CARDS = frozenset(["div", "li", "article", "section"])
-MAX_FRAMES = 3 * 2048  # of the walk: three an element, on at most 2,048 levels (libxml2)
+MAX_FRAMES = 5 * 2048  # of the walk: five an inline element that is marked, on at most 2,048 levels (libxml2)
 MOST_OF_PAGE = 0.8  # of its text in a form that is the page
 MAX_FORM = 500  # characters of a form that is no text; some sites are one form
 
@@ -245,7 +246,7 @@ class Walk:
                 self.read(element, kind)
                 self._pieces += filter(None, [after])
             else:
-                is_link = tag == "a" and is_link_to_page(element)
+                is_link = tag == "a" and is_link_to_page(element) and element.getparent() not in self._verses
                 # A space, not a new block: a doubt notes the pieces of one block.
                 space = [" "] if OWN_LINES.search(element.get("style") or "") else []
                 self._pieces += space
@@ -397,6 +398,10 @@ class Walk:
     @cached_property
     def _site(self) -> str:
         return own_site(self._opened.tree)
+
+    @cached_property
+    def _verses(self) -> frozenset[HtmlElement]:
+        return annotated_verses(self._opened.tree)
 
     @cached_property
     def _shown(self) -> int:

@@ -323,6 +323,8 @@ HOSTILE = {
     "deep list": "<html><body><ul>" + "<li><span>" * 20_000 + WORDS,
     "long attribute": f"<html><body><p class='{'ad ' * 200_000}'>{WORDS}",
     "containers": "<html><body>" + f"<div class='article-body'>{PARAGRAPH}</div>" * 2000,
+    "deep words": "<html><body>" + "<b class='ad'>" * 3000 + WORDS,
+    "links": f"<html><body><article>{PARAGRAPH}" + "<a href='/b'>A page</a><br>" * 30_000,
     "deep code": "<html><body><pre>" + "<b>" * 20_000 + WORDS,
     "headings": "<html><body>" + "<h2>Related articles</h2>" * 10_000 + PARAGRAPH,
     "drawings": "<html><body><svg>" + "<foreignObject>" * 700 + PARAGRAPH,
