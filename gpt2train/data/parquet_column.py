@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gpt2train.data.packed_file import compression
 from gpt2train.errors import DamagedFileError, UserError, is_io_failure
 from gpt2train.store.memory_limit import memory_limit
 
@@ -89,10 +90,7 @@ def read_cells(
                     )
                 number = end
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last of a damaged name of a column
-        if is_io_failure(error):
-            raise UserError(f"cannot read {place}: {_first_line(error)}; check the path") from error
-        fault = f"not a valid Parquet file after row {number:,} ({_first_line(error)})"
-        raise DamagedFileError(f"{place} is {fault}; write it again or rename it", fault) from error
+        raise _unreadable(place, open_file, "Parquet", number, error) from error
 
 
 def read_arrow_cells(
@@ -124,10 +122,19 @@ def read_arrow_cells(
                 continue
         yield Cell(number + 1, None, {}, f"the rows from here take more than {PARQUET_MB:,} MB to unpack", fits=False)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        if is_io_failure(error):
-            raise UserError(f"cannot read {place}: {_first_line(error)}; check the path") from error
-        fault = f"not a valid Arrow file after row {number:,} ({_first_line(error)})"
-        raise DamagedFileError(f"{place} is {fault}; write it again or rename it", fault) from error
+        raise _unreadable(place, open_file, "Arrow", number, error) from error
+
+
+def _unreadable(
+    place: str, open_file: Callable[[], AbstractContextManager[IO[bytes]]], kind: str, number: int, error: Exception
+) -> UserError:
+    """Return the error of a file of this kind that cannot be read after a row."""
+    if is_io_failure(error):
+        return UserError(f"cannot read {place}: {_first_line(error)}; check the path")
+    with open_file() as raw:
+        packed = compression(raw.read(16))
+    fault = f"not a valid {kind} file after row {number:,} ({_first_line(error)})"
+    return DamagedFileError(f"{place} is {fault}; {'unpack it' if packed else 'write it again or rename it'}", fault)
 
 
 def _map(raw: IO[bytes]) -> Any:

@@ -99,7 +99,7 @@ def find_inputs(
     for pattern in patterns:
         if not pattern.strip():  # such as "$UNSET", which would be the working folder
             raise UserError(f"a path given with {flag} is empty; leave it out, or give . for the working folder")
-        if "://" not in pattern and Path(pattern).is_file():
+        if "://" not in pattern and os.path.isfile(pattern):  # noqa: PTH113 - a path too long for Path is none
             check(pattern)  # before a large file is read for its hash
         for location, name in _expand(pattern, flag, suffixes):
             if (readable := _readable(location)) != location and not (faults and location != pattern):

@@ -112,6 +112,7 @@ def test_identity_depends_on_the_content_and_not_on_the_path(tmp_path: Path) -> 
         ("missing.txt", "cannot read .*missing.txt: No such file.*--urls"),
         ("~nobody-of-this-name/a.txt", "cannot read .*~nobody-of-this-name/a.txt: No such file.*--urls"),
         ("*.none", "no file matches .*none.*--urls"),
+        ("long/" * 1000, "cannot read .*long/: File name too long.*--urls"),
         ("empty", "no file in .*empty ends in .txt, .parquet; check the folder given with --urls"),
     ],
 )

@@ -71,6 +71,8 @@ NO_SUCH = {
     "JSON lines with a mark": (b'\xef\xbb\xbf\n{"text": "a"}\r\n', "x.txt", r"x\.txt has JSON lines with"),
     "no gzip": (b'{"text": "a"}', "x.jsonl.gz", r"x\.jsonl\.gz is not a complete \.gz file .*rename"),
     "no Parquet": (b'{"text": "a"}', "x.parquet", r"x\.parquet is not a valid Parquet file"),
+    "a packed Parquet file": (gzip.compress(b"PAR1"), "x.parquet.gz", r"x\.parquet\.gz .*; unpack it"),
+    "a packed Arrow file": (zstd(b"ARROW1"), "x.arrow.zst", r"x\.arrow\.zst .*; unpack it"),
     "an unknown ending": (b"a", "x.pdf", r"x\.pdf: its ending is none of \.jsonl .*rename"),
     "an archive": (b"a", "x.warc.gz", r"x\.warc\.gz: its ending .*--warcs"),
 }
