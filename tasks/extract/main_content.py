@@ -493,17 +493,24 @@ def _drop_pull_quotes(walk: Walk) -> None:
 def _drop_copies(blocks: Sequence[Block]) -> None:
     """Drop the passages whose sentences were all said before: the text for another screen, or a transcript of it.
 
-    What alternatives have in common, as packages and offers do, is in lists and tables.
+    What alternatives have in common, as packages and offers do, is in lists and tables, or below headings of their own,
+    as the descriptions of two functions are.
     """
     heads = [one.text[:MAX_HEAD] for one in blocks if one.size >= MAX_HEAD and _is_prose_block(one)]
     if len(set(heads)) == len(heads):
         return
-    said = set[str]()
-    for is_copy, passage in itertools.groupby(blocks, lambda one: _is_said(one, said)):
-        copied = list(passage)
-        prose = " ".join(one.text for one in copied if is_copy and _is_prose_block(one))
-        size = sum(map(letters, set(BETWEEN_SENTENCES.split(prose))))
-        if size >= MIN_COPY or size >= max(MIN_TEXT, MIN_COPIED * _running(blocks)):
+    least = min(MIN_COPY, max(MIN_TEXT, MIN_COPIED * _running(blocks)))
+    named = Counter(one.text for one in blocks if one.kind == "h")
+    own = [*itertools.accumulate(one.kind == "h" and named[one.text] == 1 for one in blocks)]
+    said: dict[str, int] = {}  # headings that stand once, up to each sentence
+    for is_copy, passage in itertools.groupby(
+        zip(blocks, own, strict=True), lambda one: _is_said(one[0], one[1], said)
+    ):
+        copied, headings = zip(*passage, strict=True)
+        prose = [one.text for one in copied if is_copy and _is_prose_block(one)]
+        sentences = BETWEEN_SENTENCES.split(" ".join(prose))
+        size = sum(map(letters, set(sentences)))
+        if size >= least and said[BETWEEN_SENTENCES.split(prose[0])[0]] == headings[0]:
             _drop(copied, REPEATED)
 
 
@@ -511,11 +518,12 @@ def _is_prose_block(block: Block) -> bool:
     return block.running > 0 and block.kind not in ("td", "pre") and block.text[:2] != "- "
 
 
-def _is_said(block: Block, said: set[str]) -> bool:
-    """Return True for a block whose sentences were said before, and note them."""
+def _is_said(block: Block, headings: int, said: dict[str, int]) -> bool:
+    """Return True for a block whose sentences were said before; note the others with a number of headings."""
     sentences = BETWEEN_SENTENCES.split(block.text)
-    is_said = said.issuperset(sentences)
-    said.update(sentences)
+    is_said = all(one in said for one in sentences)
+    for one in sentences:
+        said.setdefault(one, headings)
     return is_said
 
 

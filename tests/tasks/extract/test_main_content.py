@@ -489,7 +489,7 @@ def test_an_aside_that_says_again_what_a_paragraph_says_is_left_out() -> None:
 
 
 def test_a_text_that_a_page_holds_again_is_read_once() -> None:
-    """For another screen, or as a transcript, whose paragraphs are others; what lists have in common is in each."""
+    """For another screen, or as a transcript in other paragraphs; what lists and sections have in common is in each."""
     said = [f"The fox number {number} runs along the river to the old mill." for number in range(24)]
     text = "".join(f"<p>{' '.join(said[start : start + 4])}</p>" for start in range(0, 24, 4))
     again = "".join(f"<p>{' '.join(said[start : start + 3])}</p>" for start in range(0, 24, 3))
@@ -497,6 +497,10 @@ def test_a_text_that_a_page_holds_again_is_read_once() -> None:
     alone = text_of(page.format(text))
     for copy in (text, again, f"<dl><dt>A</dt><dd>{again}</dd></dl>"):
         assert text_of(page.format(f"<div class='wide'>{text}</div><div class='narrow'>{copy}</div>")) == alone
+    for first in ("", f"<p>{WORDS}</p>", f"<p>{WORDS}</p><h3>Rules</h3>"):
+        rules = "<h3>Rules</h3>" if first.endswith("</h3>") else ""
+        sections = f"<h2>Day</h2>{rules}{text}<h2>Night</h2>{first}{text}"
+        assert text_of(page.format(sections)).count(said[0]) == 2
     refrain = f"<p>{' '.join(said[:4])}</p>"
     assert text_of(page.format(text + refrain)).count(said[0]) == 2
     items = "<ul>" + "".join(f"<li>{one}</li>" for one in said) + "</ul>"
