@@ -189,7 +189,7 @@ def test_top_p_keeps_the_fewest_that_reach_p(weights: list[int], p: float) -> No
 def test_a_drawn_token_is_allowed(values: list[float], chance: float, k: int, p: float, temperature: float) -> None:
     logits = torch.tensor([values])
     (token,) = sample(logits, [temperature], k, [p], [chance])
-    scaled = (logits - logits.max()).double() / temperature
+    scaled = (logits - logits.max()).double() / max(temperature, torch.finfo(logits.dtype).tiny)
     # Rounding of the sums in float32 moves the edge of the nucleus by one token in some millions.
     assert restrict(scaled, k, [min(1.0, p * (1 + 1e-6))])[0, token].isfinite()
 
