@@ -213,9 +213,9 @@ RECIPE = re.compile(
 RECIPE_PARTS = ("recip", "rezept", "recet", "ricett", "ingredi", "zutat")  # which one of its words begins with
 INGREDIENTS = re.compile(r"\b(?:ingredi|zutat)\w*")
 
-# Elements whose ids are names of what stands in them: of words on all pages, of parts of documentation.
-WORDS = frozenset(["a", "b", "cite", "code", "em", "font", "i", "label", "small", "span", "strong", "time"])
-NAMED_TAGS = HEADINGS | {"dd", "details", "dl", "dt", "li", "p", "section", "td", "tr"}
+# Elements whose ids are names of what stands in them: of words and headings on all pages, of parts of documentation.
+WORDS = HEADINGS | {"a", "b", "cite", "code", "em", "font", "i", "label", "small", "span", "strong", "time"}
+NAMED_TAGS = frozenset(["dd", "details", "dl", "dt", "li", "p", "section", "td", "tr"])
 SECTION = re.compile(
     r"\b(?:(?:sub)*section|sect\d|chapter|appendix|refentry|refsect\d|method|function|member|detail)\b"
 )

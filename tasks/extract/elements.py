@@ -3,13 +3,14 @@
 import itertools
 import re
 from collections import Counter
+from collections.abc import Sequence
 
 from lxml.etree import XPath, iterwalk
 from lxml.html import HtmlElement
 
 from tasks.core.url_lists import host_of
 from tasks.extract.attribute_names import HIDDEN, TOGGLE
-from tasks.extract.blocks import BLOCK_TAGS, HEADINGS, MAX_LINKED, MIN_RUNNING, Contents, letters
+from tasks.extract.blocks import BLOCK_TAGS, HEADINGS, MAX_LINKED, MIN_RUNNING, SENTENCE_END, Block, Contents, letters
 
 CELLS = frozenset(("td", "th"))
 QUESTIONS = HEADINGS | {"summary", "dt"}  # their controls are text: the questions of an accordion
@@ -19,6 +20,7 @@ SERIES = re.compile(r"([^\W\d_]+?)(?:[-_:.\d]|[A-Z])")  # first word of an id of
 UNSHOWN = frozenset(("script", "style", "template", "noscript"))
 QUESTION_MARKS = ("?", "？", "؟")
 QUOTES = ('"', "'", "“", "„", "”", "‘", "‚", "’", "«", "»", "‹", "›", "「", "『")
+MAX_OPENER = 300  # characters of a heading that opens an answer
 CONTROL_SIGNS = frozenset(["aria-expanded", "aria-controls"])
 MAX_LINK = 2000  # characters of a link, with a teaser in it
 MIN_PAGE = 400  # characters of a navigation or a footer that may hold the text of the page
@@ -163,6 +165,15 @@ def is_short(element: HtmlElement, limit: int) -> bool:
     return limit >= 0
 
 
+def is_heading(element: HtmlElement) -> bool:
+    """Return True for a heading that is no caption, or a container of nothing but one that is a question."""
+    if element.tag in HEADINGS:
+        return "caption" not in (element.get("class") or "").lower()
+    inner = next(element.iter(*HEADINGS), None) if is_short(element, MAX_OPENER) else None
+    text = "" if inner is None else inner.text_content().strip()
+    return text.endswith(QUESTION_MARKS) and element.text_content().split() == text.split()
+
+
 def is_plain(element: HtmlElement) -> bool:
     """Return True for an element of few links, without controls, media and a page of its own.
 
@@ -286,9 +297,10 @@ def _site(href: str) -> str:
     return ".".join(host_of(href).split(".")[-2:]) if "//" in href[:8] else ""
 
 
-def is_mostly_links(tag: str, held: Contents) -> bool:
-    """Return True for a container most of which is links."""
+def is_mostly_links(tag: str, held: Contents, blocks: Sequence[Block]) -> bool:
+    """Return True for a container most of which is links; a line needs more than a paragraph does."""
     size, links = held.size, held.links
-    if held.end - held.start == 1 and tag == "p":
+    is_paragraph = tag == "p" or (tag == "div" and size >= MIN_RUNNING and SENTENCE_END.search(blocks[held.start].text))
+    if held.end - held.start == 1 and is_paragraph:
         return links > 0.8 * size and size < 200
     return links > 0.6 * size and (size < 2000 or links > 0.8 * size)

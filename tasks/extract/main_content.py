@@ -82,6 +82,8 @@ SHORT_PAGE = 1500  # characters of running text of a page whose captions, or who
 MAX_FRAGMENT, MOST_OF_ARTICLE = 4000, 0.7  # characters of running text of a fragment, or share of an article in it
 # A day in the order of its sizes, and the size of a line with it, the source and the hour.
 DAY, MAX_DATED = re.compile(r"(?:19|20)\d\d ?[-/.年] ?[01]?\d ?[-/.月] ?[0-3]?\d(?!\d)"), 150
+HEADED = frozenset(["p", "pre", "h"])  # kinds of blocks that may be the text of a heading, or its next one
+MIN_HEADINGS = 3  # that are links, each above a text
 CELLS = " | "  # between those of a row
 MORE, MANY_LINKS = 1.1, 2  # running text or links of it, relative to the running text of the fragment
 GAIN = 1.75  # least length of the text of a page without an article, relative to the fragment
@@ -220,11 +222,13 @@ def decide(tree: HtmlElement, tables: bool, account: bool = False, rules: Mappin
         weigh_again(walk, [start + number for number in taken])
         _readmit_sources(walk, start, end)
         _readmit_lists(walk, tree, walk.blocks[start:end])
+        _readmit_headings(walk, start, end)
         drop_lines(walk.blocks[start:end], titles, are_links=walk.rules.loose)
         _drop_pull_quotes(walk)
     else:
         start, end = _smallest_container(walk)
         lead = _title(walk.blocks[:start])
+        _readmit_headings(walk, start, end)
         _readmit_contents(walk.blocks[start:end])
         if kind == FORUM and (posts := _posts(walk)):
             lead = _subject(walk.blocks, posts, titles)
@@ -565,6 +569,24 @@ def _readmit_lists(walk: Walk, tree: HtmlElement, blocks: Sequence[Block]) -> No
     if heads >= MIN_LISTS and states_article(tree):
         for one in blocks:
             one.dropped = KEPT if one.dropped == LINKS else one.dropped
+
+
+def _readmit_headings(walk: Walk, start: int, end: int) -> None:
+    """Take back the headings right before a text: they are its own, whatever their class says.
+
+    One or two that are links may be those of other pages.
+    """
+    marked, linked = set(walk.headings), []
+    for number in range(end - 2, start - 1, -1):
+        one, after = walk.blocks[number : number + 2]
+        if one.kind == "h" and not after.dropped and (one.dropped in (KEPT, LINKS) or number in marked):
+            if 2 * one.links >= one.size and is_prose([after]):
+                linked.append(one)
+            elif one.dropped == MARKED and (after.kind in HEADED or is_prose([after])) and 2 * one.links < one.size:
+                one.dropped = KEPT
+    if len(linked) >= MIN_HEADINGS:
+        for one in linked:
+            one.dropped = KEPT
 
 
 def _readmit_contents(blocks: Sequence[Block]) -> None:

@@ -54,8 +54,7 @@ class Opened:
         text = "".join(element.text_content().split())
         if ICON.search(element.get("class") or "") or not any(map(str.isalnum, text)):
             return False
-        beside = [one for one in (element.getprevious(), element.getnext()) if one is not None]
-        read = [one for one in beside if not self.rules.named(one.get("class") or "").unseen]
+        read = [one for one in _beside(element) if not self.rules.named(one.get("class") or "").unseen]
         return all("".join(one.text_content().split()) != text for one in read)
 
     def _is_answer(self, element: HtmlElement) -> bool:
@@ -96,8 +95,17 @@ def _holds_alternatives(outer: HtmlElement) -> bool:
 
 
 def _is_slide(element: HtmlElement) -> bool:
-    """Return True for a text beside another one like it: a script shows one slide or step after the other."""
+    """Return True for a text beside another one like it: a script shows one slide or step after the other.
+
+    Each may be in an element of its own.
+    """
     name = (element.get("class") or "").partition(" ")[0]
-    beside = [one for one in (element.getprevious(), element.getnext()) if one is not None and one.tag == element.tag]
+    beside = [one for one in _beside(element) if one.tag == element.tag]
+    if not beside and (outer := element.getparent()) is not None and len(outer) == 1:
+        beside = [one[0] for one in _beside(outer) if len(one) == 1 and one[0].tag == element.tag]
     is_like = element.tag == "section" or (name and any(name in (one.get("class") or "").split() for one in beside))
     return bool(is_like and beside and is_text(element) and any(map(is_text, beside)) and not holds_input(element))
+
+
+def _beside(element: HtmlElement) -> list[HtmlElement]:
+    return [one for one in (element.getprevious(), element.getnext()) if one is not None]

@@ -88,7 +88,7 @@ def weigh_again(walk: Walk, taken: Collection[int]) -> None:
     for tag, held in reversed(walk.linked):  # outer ones first
         if held.start < start and bisect_left(places, held.start) < bisect_left(places, held.end):
             size, linked = sizes[held.end] - sizes[held.start], links[held.end] - links[held.start]
-            if not is_mostly_links(tag, held._replace(size=size, links=linked)):
+            if not is_mostly_links(tag, held._replace(size=size, links=linked), walk.blocks):
                 walk.keep(held, LINKS)
                 start = held.start
 

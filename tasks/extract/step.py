@@ -54,7 +54,7 @@ NOT_REUSED = ("extract_timeout", "extract_crashed", "broken_record")
 IRRELEVANT = {"prefilter", "prefilter_min_prob", "max_crashed", "worker_recycle_mb"}
 
 # Raised when the text of one engine changes, so that the outputs of the other one stay valid.
-ENGINE_VERSIONS = {"structure": 19, "trafilatura": 3}
+ENGINE_VERSIONS = {"structure": 20, "trafilatura": 3}
 
 Answer = concurrent.futures.Future[list[ExtractResult]]
 

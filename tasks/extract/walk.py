@@ -58,6 +58,7 @@ from tasks.extract.elements import (
     holds_input,
     holds_main,
     is_attribution,
+    is_heading,
     is_layout,
     is_link_to_page,
     is_mostly_links,
@@ -155,6 +156,7 @@ class Walk:
         self._mains = 0  # main parts, as the page states them, that were read
         self.left_out: list[tuple[int, str, str, str]] | None = [] if account else None
         self.causes: list[tuple[int, int, str, str]] = []
+        self.headings: list[int] = []  # places of those whose class marks boilerplate
         self.cards: defaultdict[tuple[str, str | None], list[Contents]] = defaultdict(list)
         self.doubtful: list[tuple[Contents, str]] = []
         self.marked: defaultdict[tuple[str, str], list[tuple[Contents, str]]] = defaultdict(list)
@@ -359,6 +361,8 @@ class Walk:
             verdict = self._supported(element, verdict)
         if (verdict.marked or verdict.hidden or verdict.comments) and self._is_skipped(element, verdict):
             self._leave_out(element, COMMENT if verdict.comments else HIDDEN if verdict.hidden else MARKED)
+            if self.headings and self.headings[-1] == len(self.blocks) - 1 and shown_text(element).strip():
+                self.headings.pop()  # of what is left out
             return
         start, size, links, running, overlays = len(self.blocks), self.size, self.links, self.running, self.overlays
         mains = self._mains
@@ -423,6 +427,8 @@ class Walk:
             return is_below and not holds_main(element) and next(element.iter("h1", "h2"), None) is None
         if not (verdict.hidden or verdict.marked) or verdict.recipe:
             return False
+        if verdict.marked and verdict.may_be_text and is_heading(element):
+            return False
         if verdict.consent and next(element.iter("h1", "article"), None) is None and not holds_main(element):
             return True
         # A twelfth of all elements are in asides, some of which are not closed before the text.
@@ -465,8 +471,8 @@ class Walk:
             self._mains += 1
         if reason and self.left_out is not None:
             self.causes.append((held.start, held.end, reason, described(element)))
-        if reason == LINKS:
-            self._note_links(element, tag, held)
+        if reason in (LINKS, MARKED):
+            self._note_dropped(element, tag, verdict, held, reason)
         strong = verdict.level == 0 and reason in (KEPT, MARKED)
         is_all = reason in (FORM, MARKED, TOC) and held.size == self.size  # of the text so far
         if reason not in (KEPT, ASKED) and (held.running > MAX_DROPPED or strong or is_all or reason == COMMENT):
@@ -488,10 +494,14 @@ class Walk:
             is_section = any(one.get("class") == element.get("class") for one in after)
             self.commented, self._commented = 0 if is_section else held.end, 0
 
-    def _note_links(self, element: HtmlElement, tag: str, held: Contents) -> None:
-        self.linked.append((tag, held))
-        if tag == "ol" or (tag in ("ul", "table") and leads_elsewhere(element, self._site)):
-            self.sources.append(held)
+    def _note_dropped(self, element: HtmlElement, tag: str, verdict: Verdict, held: Contents, reason: str) -> None:
+        """Note a container that is dropped, if it may be taken back when all is read."""
+        if reason == LINKS:
+            self.linked.append((tag, held))
+            if tag == "ol" or (tag in ("ul", "table") and leads_elsewhere(element, self._site)):
+                self.sources.append(held)
+        elif verdict.may_be_text and not verdict.unseen and is_heading(element):
+            self.headings.append(held.start)
 
     def _note(self, tag: str, held: Contents) -> None:
         """Note a container that is kept, if it may be looked up when all is read."""
@@ -515,7 +525,7 @@ class Walk:
         if (
             weighed
             and not self.rules.loose
-            and is_mostly_links(tag, held)
+            and is_mostly_links(tag, held, self.blocks)
             and not (tag in ("div", "p") and element.getparent().tag in ("li", "dd"))
         ):
             return LINKS

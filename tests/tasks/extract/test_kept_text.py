@@ -24,6 +24,32 @@ def test_words_of_a_sentence_are_kept_in_any_inline_element(tag: str, name: str)
     assert between(f"<p>{marked}</p><p>{marked} | {marked}</p>") == ""  # a line of its own
 
 
+@pytest.mark.parametrize("name", ["anchor anchorTargetHideOnScrollNavbar_qJOx", "slider__title", "nav-heading"])
+@pytest.mark.parametrize("kind", ["article", "documentation"])
+def test_a_heading_is_that_of_the_text_below_it_whatever_its_class_is(name: str, kind: str) -> None:
+    """The first class is that of all headings of Docusaurus, which have a link to themselves."""
+    sign = "<a href='#b' class='hash-link' title='Direct link'>\u200b</a>"
+    head = "<meta name='generator' content='Docusaurus v3'>" if kind == "documentation" else ""
+    inside = (
+        "<div class='related'><h2 class='{0}'>The end</h2></div><h2 class='{0}' id='b'>The boat{1}</h2><p>It sank.</p>"
+    )
+    assert "The boat\nIt sank." in between(inside.format(name, sign), head)
+    assert "The end" not in between(inside.format(name, sign))
+    assert between(f"<h2 class='{name}'>The boat</h2><div class='related'><a href='/c'>Boats</a></div>") == ""
+
+
+def test_headings_that_are_links_are_those_of_the_texts_below_them() -> None:
+    parts = [f"<div><h3><a href='/{name}'>{name}</a></h3></div><p>{name}: {WORDS}</p>" for name in ("Ada", "Bob", "Cy")]
+    assert between("".join(parts)) == "\n".join(f"{one}\n{one}: {WORDS.strip()}" for one in ("Ada", "Bob", "Cy"))
+    assert between(parts[0]) == f"Ada: {WORDS.strip()}"  # one alone may be that of another page
+
+
+@pytest.mark.parametrize("tag", ["p", "div", "div class='body-paragraph'"])
+def test_a_sentence_of_which_most_words_are_a_link_is_text(tag: str) -> None:
+    line = "The husband of the queen has <a href='/b'>spent three weeks in hospital and has had an operation.</a>"
+    assert between(f"<{tag}>{line}</{tag.split()[0]}>").startswith("The husband of the queen has spent three weeks")
+
+
 def test_paragraphs_that_are_not_read_aloud_are_text() -> None:
     """Of a site that hides the rest of a page from screen readers until a visitor pays; a hidden one is not shown."""
     paragraph = f"<p class='paywall' aria-hidden='true'>{WORDS}</p>"
@@ -170,7 +196,9 @@ def test_a_link_that_opens_a_text_is_a_question(question: str) -> None:
 @pytest.mark.parametrize("tag", ["section", "div class='slide'"])
 def test_slides_of_which_one_is_shown_are_read(tag: str, hidden: str) -> None:
     end = f"><p>{WORDS}</p></{tag.split()[0]}>"
-    assert between(f"<{tag}{end}<{tag} {hidden}{end}<{tag} {hidden}{end}").count(WORDS.strip()) == 3
+    slides = [f"<{tag}{end}", f"<{tag} {hidden}{end}", f"<{tag} {hidden}{end}"]
+    assert between("".join(slides)).count(WORDS.strip()) == 3
+    assert between("".join(f"<div>{one}</div>" for one in slides)).count(WORDS.strip()) == 3
     assert between(f"<p>{WORDS}</p><div {hidden}><p>{WORDS}</p></div>") == WORDS.strip()
 
 

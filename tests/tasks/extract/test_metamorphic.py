@@ -97,9 +97,15 @@ def test_sentences_of_real_pages_are_kept_whatever_they_begin_with(real_data: Pa
 
 
 # Pages that may change: a picture in a container of the class `teaser` makes its sentences a caption, an introduction
-# outside of the container of the text has no link, a container of the class `content` may be the one of the text, and
-# another holds 0.7 of the running text of its article, which links are not.
-MAX_CHANGED = {"image within": 1, "word of a real class in a": 6, "page in content-sidebar-wrap": 1}
+# outside of the container of the text has no link, a container of the class `content` may be the one of the text,
+# another holds 0.7 of the running text of its article, which links are not, and one of headings that are links stands
+# above a text that is cut off.
+MAX_CHANGED = {
+    "image within": 1,
+    "word of a real class in a": 6,
+    "page in content-sidebar-wrap": 1,
+    "headings of real classes": 1,
+}
 
 PHRASES = re.split(
     r";\s",

@@ -115,6 +115,19 @@ def named_paragraphs(tree: HtmlElement, chance: random.Random) -> None:
             element.set("class", chance.choice(PROSE_CLASSES))
 
 
+def named_headings(attribute: str, names: list[str]) -> Change:
+    """Give a class or an id to each heading right above a paragraph."""
+
+    def change(tree: HtmlElement, chance: random.Random) -> None:
+        for element in tree.iter("h2", "h3", "h4"):
+            after = element.getnext()
+            is_title = element.getparent().tag in ("header", "a")
+            if after is not None and after.tag == "p" and after.text and not is_title and not element.get(attribute):
+                element.set(attribute, chance.choice(names))
+
+    return change
+
+
 def divs_for_paragraphs(tree: HtmlElement, chance: random.Random) -> None:
     for element in list(texts(tree, least=100)):
         if element.tag == "p" and not element.attrib:
@@ -321,6 +334,8 @@ TREES: dict[str, Change] = {
     "div for p": divs_for_paragraphs,
     "paragraphs by line breaks": paragraphs_by_line_breaks,
     "paragraphs of real classes": named_paragraphs,
+    "headings of real classes": named_headings("class", [name for name in PROSE_CLASSES if "caption" not in name]),
+    "headings with ids": named_headings("id", [f"{name}-and-the-river" for name in CLASSES]),
     **{f"code by {name}": highlighted_by(name) for name in HIGHLIGHTERS},
     **{f"word of a real class in {tag}": wrapped_in(tag, REAL_CLASSES) for tag in ("span", "b", "em", "cite")},
     "word of a real class in a": wrapped_in("a", [name for name in REAL_CLASSES if not MARK_LINKS.search(name)]),
