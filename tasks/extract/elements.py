@@ -17,6 +17,8 @@ QUESTIONS = HEADINGS | {"summary", "dt"}  # their controls are text: the questio
 PICTURES = frozenset(["audio", "embed", "iframe", "object", "picture", "video"])
 MAX_OUTER = 3  # elements between a question and its button
 SERIES = re.compile(r"([^\W\d_]+?)(?:[-_:.\d]|[A-Z])")  # first word of an id of several
+WORD, SLUG_ENDS = re.compile("[a-z0-9]+"), re.compile(r"^\W+|[\W_]+\d{1,2}$")
+MIN_SLUG, MAX_SLUG = 3, 4  # words of an id; characters of white space and signs in a text for each of it
 UNSHOWN = frozenset(("script", "style", "template", "noscript"))
 QUESTION_MARKS = ("?", "？", "؟")
 QUOTES = ('"', "'", "“", "„", "”", "‘", "‚", "’", "«", "»", "‹", "›", "「", "『")
@@ -29,6 +31,7 @@ MIN_LINES = 3  # of code in an area that is for reading; shorter texts are there
 SHOWN = XPath("descendant-or-self::text()[not(parent::script or parent::style)]", smart_strings=False)
 HOLDS_UNSHOWN = XPath("boolean(descendant-or-self::template | descendant-or-self::noscript)")
 IS_UNSHOWN = XPath("boolean(ancestor::script | ancestor::style | ancestor::template | ancestor::noscript)")
+HOLDS_LINES = XPath("boolean((.//pre or .//table) and not(.//img or .//picture))")  # whose caption is text
 FOREIGN = XPath("descendant::foreignobject[not(ancestor::foreignobject)]")  # HTML in a drawing, once
 NO_PROSE = ("article", "button", "iframe", "img", "input", "picture", "select", "textarea", "video")
 HREFS = XPath("descendant::a/@href", smart_strings=False)
@@ -123,6 +126,15 @@ def is_of_series(element: HtmlElement) -> bool:
     )
 
 
+def is_slug(element: HtmlElement) -> bool:
+    """Return True if the id of an element is its first words: its name, made of its heading."""
+    name = SLUG_ENDS.sub("", (element.get("id") or "").lower())
+    if len(WORD.findall(name)) < MIN_SLUG or not name.isascii():
+        return False
+    text = shown_text(element)[: MAX_SLUG * len(name)].lower()
+    return "".join(WORD.findall(text)).startswith("".join(WORD.findall(name)))
+
+
 def is_of_column(cell: HtmlElement) -> bool:
     """Return True for a cell with few links, of the class of the one above or below it: a field of a table."""
     row, name = cell.getparent(), cell.get("class")
@@ -166,12 +178,10 @@ def is_short(element: HtmlElement, limit: int) -> bool:
 
 
 def is_heading(element: HtmlElement) -> bool:
-    """Return True for a heading that is no caption, or a container of nothing but one that is a question."""
+    """Return True for a heading that is no caption, or a short container that ends with a question."""
     if element.tag in HEADINGS:
         return "caption" not in (element.get("class") or "").lower()
-    inner = next(element.iter(*HEADINGS), None) if is_short(element, MAX_OPENER) else None
-    text = "" if inner is None else inner.text_content().strip()
-    return text.endswith(QUESTION_MARKS) and element.text_content().split() == text.split()
+    return is_short(element, MAX_OPENER) and element.text_content().rstrip().endswith(QUESTION_MARKS)
 
 
 def is_plain(element: HtmlElement) -> bool:

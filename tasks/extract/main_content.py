@@ -576,17 +576,20 @@ def _readmit_headings(walk: Walk, start: int, end: int) -> None:
 
     One or two that are links may be those of other pages.
     """
-    marked, linked = set(walk.headings), []
-    for number in range(end - 2, start - 1, -1):
-        one, after = walk.blocks[number : number + 2]
-        if one.kind == "h" and not after.dropped and (one.dropped in (KEPT, LINKS) or number in marked):
-            if 2 * one.links >= one.size and is_prose([after]):
-                linked.append(one)
-            elif one.dropped == MARKED and (after.kind in HEADED or is_prose([after])) and 2 * one.links < one.size:
-                one.dropped = KEPT
-    if len(linked) >= MIN_HEADINGS:
-        for one in linked:
-            one.dropped = KEPT
+    for held in reversed(walk.headings):
+        own, after = walk.blocks[held.start : held.end], walk.blocks[held.end : end][:1]
+        is_above_text = any(not one.dropped and (one.kind in HEADED or is_prose([one])) for one in after)
+        if held.start >= start and is_above_text and 2 * sum(one.links for one in own) < sum(one.size for one in own):
+            walk.keep(held, MARKED)
+    marked = {held.start for held in walk.headings}
+    linked = [
+        one
+        for number, (one, after) in enumerate(itertools.pairwise(walk.blocks[start:end]), start)
+        if one.kind == "h" and (one.dropped in (KEPT, LINKS) or number in marked)
+        if 2 * one.links >= one.size and not after.dropped and is_prose([after])
+    ]
+    for one in linked if len(linked) >= MIN_HEADINGS else ():
+        one.dropped = KEPT
 
 
 def _readmit_contents(blocks: Sequence[Block]) -> None:

@@ -49,6 +49,7 @@ from tasks.extract.code_text import SCRIPTS, code_text, is_code
 from tasks.extract.doubts import Doubt, has_letters, unsupported
 from tasks.extract.elements import (
     CELLS,
+    HOLDS_LINES,
     PICTURES,
     QUESTIONS,
     annotated_verses,
@@ -68,6 +69,7 @@ from tasks.extract.elements import (
     is_plain,
     is_question,
     is_short,
+    is_slug,
     is_text,
     kind_of,
     leads_elsewhere,
@@ -156,7 +158,7 @@ class Walk:
         self._mains = 0  # main parts, as the page states them, that were read
         self.left_out: list[tuple[int, str, str, str]] | None = [] if account else None
         self.causes: list[tuple[int, int, str, str]] = []
-        self.headings: list[int] = []  # places of those whose class marks boilerplate
+        self.headings: list[Contents] = []  # those whose class marks boilerplate, and questions
         self.cards: defaultdict[tuple[str, str | None], list[Contents]] = defaultdict(list)
         self.doubtful: list[tuple[Contents, str]] = []
         self.marked: defaultdict[tuple[str, str], list[tuple[Contents, str]]] = defaultdict(list)
@@ -269,6 +271,8 @@ class Walk:
             self._pieces.append(formula_text(formula))
         elif holds_block(element):
             self._container(element, element.tag, verdict, kind)
+        elif element.tag == "a" and "aria-expanded" in element.attrib and is_question(element):
+            self._question(element, kind)
         elif verdict.hidden and self._opened.is_seen(element, verdict):
             self._doubtful_words(element, kind, is_control=False)
         elif verdict.hidden and not self._opened.is_opened(element, verdict):
@@ -291,6 +295,10 @@ class Walk:
                 return
             if tag in DROPPED_BLOCKS:
                 self.flush(kind)
+                if tag == "figcaption" and HOLDS_LINES(element.getparent()):
+                    self.read(element, "p")
+                    self.flush("p")
+                    return
                 if may_be_page(element, tag):
                     self._read_apart(element)
                     return
@@ -298,14 +306,18 @@ class Walk:
             if tag in PICTURES:
                 self._note_picture()
         elif tag == "button" and (kind == "h" or is_question(element)):
-            own = kind if kind == "h" or element.getparent().tag in QUESTIONS else "h"
-            if own != kind:
-                self.flush(kind)
-            self.read(element, own)
-            if own != kind:
-                self.flush(own)
+            self._question(element, kind)
         else:
             self._doubtful_words(element, kind, is_control=True)
+
+    def _question(self, control: HtmlElement, kind: str) -> None:
+        """Read a control that opens a part of the text, as the heading of it."""
+        own = kind if kind == "h" or control.getparent().tag in QUESTIONS else "h"
+        if own != kind:
+            self.flush(kind)
+        self.read(control, own)
+        if own != kind:
+            self.flush(own)
 
     def _read_apart(self, element: HtmlElement) -> None:
         """Read an element of a dropped tag, in case that the page has hardly another text."""
@@ -338,7 +350,7 @@ class Walk:
     def _supported(self, element: HtmlElement, verdict: Verdict) -> Verdict:
         """Verdict on a container without the marks that the page contradicts."""
         is_id = verdict.marked and element.get("id") and not self.rules.named(element.get("class", "")).boilerplate
-        if is_id and is_of_series(element):  # a name
+        if is_id and (is_of_series(element) or (verdict.may_be_text and is_slug(element))):  # a name
             verdict = verdict._replace(marked=False)
         is_shown = element.tag == "p" and self._opened.is_seen(element, verdict) and is_text(element)
         if verdict.marked and element.tag == "td" and is_of_column(element):
@@ -360,9 +372,7 @@ class Walk:
         if verdict.marked or verdict.hidden:
             verdict = self._supported(element, verdict)
         if (verdict.marked or verdict.hidden or verdict.comments) and self._is_skipped(element, verdict):
-            self._leave_out(element, COMMENT if verdict.comments else HIDDEN if verdict.hidden else MARKED)
-            if self.headings and self.headings[-1] == len(self.blocks) - 1 and shown_text(element).strip():
-                self.headings.pop()  # of what is left out
+            self._skip(element, verdict)
             return
         start, size, links, running, overlays = len(self.blocks), self.size, self.links, self.running, self.overlays
         mains = self._mains
@@ -398,6 +408,12 @@ class Walk:
                 self.posts.append((start, len(self.blocks)))
             self._note_comments(element, tag, held)
             self._weigh(element, tag, verdict, held)
+
+    def _skip(self, element: HtmlElement, verdict: Verdict) -> None:
+        """Leave a container out, and the heading right before it, if it is that of its text."""
+        self._leave_out(element, COMMENT if verdict.comments else HIDDEN if verdict.hidden else MARKED)
+        if self.headings and self.headings[-1].end == len(self.blocks) and shown_text(element).strip():
+            self.headings.pop()
 
     @cached_property
     def _site(self) -> str:
@@ -501,7 +517,7 @@ class Walk:
             if tag == "ol" or (tag in ("ul", "table") and leads_elsewhere(element, self._site)):
                 self.sources.append(held)
         elif verdict.may_be_text and not verdict.unseen and is_heading(element):
-            self.headings.append(held.start)
+            self.headings.append(held)
 
     def _note(self, tag: str, held: Contents) -> None:
         """Note a container that is kept, if it may be looked up when all is read."""

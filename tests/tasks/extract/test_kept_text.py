@@ -38,6 +38,37 @@ def test_a_heading_is_that_of_the_text_below_it_whatever_its_class_is(name: str,
     assert between(f"<h2 class='{name}'>The boat</h2><div class='related'><a href='/c'>Boats</a></div>") == ""
 
 
+@pytest.mark.parametrize(
+    "question",
+    [
+        "<div class='btn collapsed'><div>How long?</div></div>",
+        "<div class='accordion-controls'><button aria-controls='a'><span>How long?</span></button></div>",
+        "<div class='button-group'><button><span>01/</span><h3>How long?</h3></button></div>",
+        "<h4><a class='btn btn-link' role='button' href='#a' aria-expanded='true'>How long?</a></h4>",
+    ],
+)
+def test_a_question_above_its_answer_is_text_whatever_it_is_called(question: str) -> None:
+    assert between(f"{question}<div id='a'><p>{WORDS}</p></div>").endswith(f"How long?\n{WORDS.strip()}")
+    alone = between(f"{question}<div class='related'><a href='/c'>Boats</a></div>")
+    assert "How" not in alone or question.startswith("<h4>")
+
+
+@pytest.mark.parametrize("tag", ["div", "li", "section"])
+def test_a_part_whose_id_is_its_first_words_is_named_after_them(tag: str) -> None:
+    line = "Have the right tools handy."
+    assert between(f"<{tag} id='have-the-right-tools-handy'>{line}</{tag}>").endswith(line)
+    assert between(f"<{tag} id='tools'>{line}</{tag}>") == ""
+    assert between(f"<{tag} id='related-articles-of-ours'><p>Related articles of ours.</p></{tag}>") == ""
+
+
+@pytest.mark.parametrize(
+    ("inside", "kept"), [("<pre>x = 1</pre>", 1), ("<table><tr><td>1<td>2</table>", 1), ("<img>", 0)]
+)
+def test_the_caption_of_code_or_a_table_is_text(inside: str, kept: int) -> None:
+    caption = "<figcaption><span>Listing 9-3</span>: Opening a file</figcaption>"
+    assert between(f"<figure>{caption}{inside}</figure>").count("Listing 9-3: Opening a file") == kept
+
+
 def test_headings_that_are_links_are_those_of_the_texts_below_them() -> None:
     parts = [f"<div><h3><a href='/{name}'>{name}</a></h3></div><p>{name}: {WORDS}</p>" for name in ("Ada", "Bob", "Cy")]
     assert between("".join(parts)) == "\n".join(f"{one}\n{one}: {WORDS.strip()}" for one in ("Ada", "Bob", "Cy"))
