@@ -181,7 +181,7 @@ def is_heading(element: HtmlElement) -> bool:
     """Return True for a heading that is no caption, or a short container that ends with a question."""
     if element.tag in HEADINGS:
         return "caption" not in (element.get("class") or "").lower()
-    return is_short(element, MAX_OPENER) and element.text_content().rstrip().endswith(QUESTION_MARKS)
+    return element.text_content().rstrip().endswith(QUESTION_MARKS) and is_short(element, MAX_OPENER)
 
 
 def is_plain(element: HtmlElement) -> bool:
