@@ -24,7 +24,7 @@ p.dropped { border-color: #c33; color: #777; } small { color: #c33; } .h { font-
 RULES = {
     "beside": "a line of links to the pages beside this one",
     "call": "a call at the end to follow, write or subscribe, with an address, a link or a second sign",
-    "class": "the class or id names boilerplate, and it is no part of a sentence, no prose, and no heading of one",
+    "class": "the class or id names boilerplate, and it is no part of a sentence, prose, or heading of a text",
     "comments": "a section of comments of readers",
     "contents": "a table of contents",
     "ending": "a heading at the end, without a text, or a line of links, a date or rights at an end of the page",

@@ -17,12 +17,13 @@ QUESTIONS = HEADINGS | {"summary", "dt"}  # their controls are text: the questio
 PICTURES = frozenset(["audio", "embed", "iframe", "object", "picture", "video"])
 MAX_OUTER = 3  # elements between a question and its button
 SERIES = re.compile(r"([^\W\d_]+?)(?:[-_:.\d]|[A-Z])")  # first word of an id of several
-WORD, SLUG_ENDS = re.compile("[a-z0-9]+"), re.compile(r"^\W+|[\W_]+\d{1,2}$")
-MIN_SLUG, MAX_SLUG = 3, 4  # words of an id; characters of white space and signs in a text for each of it
+WORD = re.compile("[a-z0-9]+")
+COUNTER = re.compile(r"[\W_]+\d{1,2}$")  # at the end of an id whose words another one has too
+MIN_WORDS, MAX_SPACED = 3, 4  # words of an id that is a slug; characters of the text for each character of it
 UNSHOWN = frozenset(("script", "style", "template", "noscript"))
 QUESTION_MARKS = ("?", "？", "؟")
 QUOTES = ('"', "'", "“", "„", "”", "‘", "‚", "’", "«", "»", "‹", "›", "「", "『")
-MAX_OPENER = 300  # characters of a heading that opens an answer
+MAX_QUESTION_LINE = 300  # characters of a question above its answer
 CONTROL_SIGNS = frozenset(["aria-expanded", "aria-controls"])
 MAX_LINK = 2000  # characters of a link, with a teaser in it
 MIN_PAGE = 400  # characters of a navigation or a footer that may hold the text of the page
@@ -31,7 +32,7 @@ MIN_LINES = 3  # of code in an area that is for reading; shorter texts are there
 SHOWN = XPath("descendant-or-self::text()[not(parent::script or parent::style)]", smart_strings=False)
 HOLDS_UNSHOWN = XPath("boolean(descendant-or-self::template | descendant-or-self::noscript)")
 IS_UNSHOWN = XPath("boolean(ancestor::script | ancestor::style | ancestor::template | ancestor::noscript)")
-HOLDS_LINES = XPath("boolean((.//pre or .//table) and not(.//img or .//picture))")  # whose caption is text
+HOLDS_LINES = XPath("boolean((.//pre or .//table) and not(.//img or .//picture))")
 FOREIGN = XPath("descendant::foreignobject[not(ancestor::foreignobject)]")  # HTML in a drawing, once
 NO_PROSE = ("article", "button", "iframe", "img", "input", "picture", "select", "textarea", "video")
 HREFS = XPath("descendant::a/@href", smart_strings=False)
@@ -127,12 +128,19 @@ def is_of_series(element: HtmlElement) -> bool:
 
 
 def is_slug(element: HtmlElement) -> bool:
-    """Return True if the id of an element is its first words: its name, made of its heading."""
-    name = SLUG_ENDS.sub("", (element.get("id") or "").lower())
-    if len(WORD.findall(name)) < MIN_SLUG or not name.isascii():
+    """Return True if the id of an element is made of its first words, as that of a section is of its heading."""
+    name = COUNTER.sub("", (element.get("id") or "").lower())
+    words = WORD.findall(name)
+    if len(words) < MIN_WORDS or not name.isascii():
         return False
-    text = shown_text(element)[: MAX_SLUG * len(name)].lower()
-    return "".join(WORD.findall(text)).startswith("".join(WORD.findall(name)))
+    text = shown_text(element)[: MAX_SPACED * len(name)].lower()
+    return "".join(WORD.findall(text)).startswith("".join(words))
+
+
+def is_caption_of_lines(caption: HtmlElement) -> bool:
+    """Return True for the caption of code or of a table: it is text, as that of a picture is not."""
+    outer = caption.getparent()
+    return next(outer.iterchildren("figcaption")) is caption and HOLDS_LINES(outer)
 
 
 def is_of_column(cell: HtmlElement) -> bool:
@@ -181,7 +189,7 @@ def is_heading(element: HtmlElement) -> bool:
     """Return True for a heading that is no caption, or a short container that ends with a question."""
     if element.tag in HEADINGS:
         return "caption" not in (element.get("class") or "").lower()
-    return element.text_content().rstrip().endswith(QUESTION_MARKS) and is_short(element, MAX_OPENER)
+    return element.text_content().rstrip().endswith(QUESTION_MARKS) and is_short(element, MAX_QUESTION_LINE)
 
 
 def is_plain(element: HtmlElement) -> bool:
@@ -308,7 +316,7 @@ def _site(href: str) -> str:
 
 
 def is_mostly_links(tag: str, held: Contents, blocks: Sequence[Block]) -> bool:
-    """Return True for a container most of which is links; a line needs more than a paragraph does."""
+    """Return True for a container most of which is links, or a paragraph of which hardly a word is not."""
     size, links = held.size, held.links
     is_paragraph = tag == "p" or (tag == "div" and size >= MIN_RUNNING and SENTENCE_END.search(blocks[held.start].text))
     if held.end - held.start == 1 and is_paragraph:

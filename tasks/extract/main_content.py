@@ -82,7 +82,7 @@ SHORT_PAGE = 1500  # characters of running text of a page whose captions, or who
 MAX_FRAGMENT, MOST_OF_ARTICLE = 4000, 0.7  # characters of running text of a fragment, or share of an article in it
 # A day in the order of its sizes, and the size of a line with it, the source and the hour.
 DAY, MAX_DATED = re.compile(r"(?:19|20)\d\d ?[-/.年] ?[01]?\d ?[-/.月] ?[0-3]?\d(?!\d)"), 150
-HEADED = frozenset(["p", "pre", "h"])  # kinds of blocks that may be the text of a heading, or its next one
+HEADED = frozenset(["p", "pre", "h"])  # kinds of a block right below a heading of it
 MIN_HEADINGS = 3  # that are links, each above a text
 CELLS = " | "  # between those of a row
 MORE, MANY_LINKS = 1.1, 2  # running text or links of it, relative to the running text of the fragment

@@ -49,7 +49,6 @@ from tasks.extract.code_text import SCRIPTS, code_text, is_code
 from tasks.extract.doubts import Doubt, has_letters, unsupported
 from tasks.extract.elements import (
     CELLS,
-    HOLDS_LINES,
     PICTURES,
     QUESTIONS,
     annotated_verses,
@@ -59,6 +58,7 @@ from tasks.extract.elements import (
     holds_input,
     holds_main,
     is_attribution,
+    is_caption_of_lines,
     is_heading,
     is_layout,
     is_link_to_page,
@@ -295,10 +295,11 @@ class Walk:
                 return
             if tag in DROPPED_BLOCKS:
                 self.flush(kind)
-                if tag == "figcaption" and HOLDS_LINES(element.getparent()):
+                if tag == "figcaption" and is_caption_of_lines(element):
                     self.read(element, "p")
                     self.flush("p")
                     return
+                self._forget_heading(element)
                 if may_be_page(element, tag):
                     self._read_apart(element)
                     return
@@ -372,7 +373,8 @@ class Walk:
         if verdict.marked or verdict.hidden:
             verdict = self._supported(element, verdict)
         if (verdict.marked or verdict.hidden or verdict.comments) and self._is_skipped(element, verdict):
-            self._skip(element, verdict)
+            self._forget_heading(element)
+            self._leave_out(element, COMMENT if verdict.comments else HIDDEN if verdict.hidden else MARKED)
             return
         start, size, links, running, overlays = len(self.blocks), self.size, self.links, self.running, self.overlays
         mains = self._mains
@@ -409,9 +411,8 @@ class Walk:
             self._note_comments(element, tag, held)
             self._weigh(element, tag, verdict, held)
 
-    def _skip(self, element: HtmlElement, verdict: Verdict) -> None:
-        """Leave a container out, and the heading right before it, if it is that of its text."""
-        self._leave_out(element, COMMENT if verdict.comments else HIDDEN if verdict.hidden else MARKED)
+    def _forget_heading(self, element: HtmlElement) -> None:
+        """Note that the heading right before an element is that of its text, which is left out."""
         if self.headings and self.headings[-1].end == len(self.blocks) and shown_text(element).strip():
             self.headings.pop()
 
